@@ -1,0 +1,1 @@
+"""One file per optimizer; `warmup` says when to freeze the variance."""

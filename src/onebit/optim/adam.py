@@ -1,0 +1,109 @@
+from ..allreduce import ExactAllreduce
+from ..kernels.torch_ops import total
+from .agreement import agree, squared_norm
+from .base import DistributedOptimizer
+
+
+def advance_moments(m, v, g, beta1, beta2):
+    """m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2, in place."""
+    m.lerp_(g, 1 - beta1)
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+
+
+def adam_update(x, m, v, lr, eps, weight_decay, c1, c2):
+    """x <- (1 - lr weight_decay) x - lr (m / c1) / (sqrt(v / c2) + eps), in place."""
+    x.mul_(1 - lr * weight_decay)
+    denominator = v.sqrt().div_(c2**0.5).add_(eps)
+    x.addcdiv_(m, denominator, value=-lr / c1)
+
+
+class DistributedAdam(DistributedOptimizer):
+    """Adam with decoupled weight decay on the mean gradient of all ranks: the uncompressed baseline.
+
+        g = mean_i g_i        m <- beta1 m + (1 - beta1) g        v <- beta2 v + (1 - beta2) g^2
+        x <- (1 - lr weight_decay) x - lr m_hat / (sqrt(v_hat) + eps)
+
+    with m_hat = m / (1 - beta1^t), v_hat = v / (1 - beta2^t), or m and v themselves if bias_correction is False (as in the papers).
+    One all_reduce a step. With one rank it equals torch.optim.AdamW (Loshchilov and Hutter, 2019), without gradients too: None counts as
+    zero here, where torch leaves the parameter alone.
+
+    Args:
+        lr, betas, eps, weight_decay: as torch.optim.AdamW's; weight decay is decoupled and 0 by default.
+        bias_correction: whether m and v are corrected for starting at zero.
+        max_grad_norm: clip the mean gradient to this l2 norm.
+        check_finite: skip a step, on all ranks, if the gradient is not finite.
+        communicator: see `onebit.comm`; None: torch.distributed's default group, or a single worker.
+    """
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, bias_correction=True, max_grad_norm=None,
+                 check_finite=True, communicator=None, **unknown):
+        self.bias_correction = bias_correction
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, max_grad_norm=max_grad_norm,
+                         check_finite=check_finite, communicator=communicator, unknown=unknown)
+
+    @property
+    def phase(self):
+        """"warmup" or "compressed": how the next step communicates."""
+        return "warmup"
+
+    def _describe(self):
+        return f"{super()._describe()}, bias_correction={self.bias_correction}"
+
+    def _take_step(self):
+        return self._exact_step()
+
+    def _exact_step(self):
+        """Adam on the exact mean gradient. All ranks see the same bits, so that they clip and skip alike without asking."""
+        means = [self._exact_mean(part, g) for part, g in zip(self._parts, self._collect())]
+        factor = self._factor(squared_norm(means)) if self._needs_norm else 1.0
+        if factor is None:
+            return False
+        self._step += 1
+        for part, g in zip(self._parts, means):
+            self._adam(part, g.mul_(factor))
+        return True
+
+    def _agree(self, gradients, late=0):
+        """Before local gradients are averaged or anything is changed: their common clipping factor, and `late` over all ranks.
+
+        The factor is that of sqrt(mean_i ||g_i||^2), an upper bound of the norm of the mean gradient; None: skip the step.
+        """
+        if not self._needs_norm:
+            return 1.0, 0
+        agreement = agree(self.communicator, gradients, late)
+        return self._factor(agreement.squared_norm), agreement.late
+
+    def _exact_mean(self, part, g):
+        return ExactAllreduce(self.communicator, part.wire_dtype).allreduce(g)
+
+    def _adam(self, part, g):
+        """Lines 4 to 13 of plain Adam on the mean gradient g of one part."""
+        for group, span in part.spans:
+            advance_moments(part.momentum[span], part.variance[span], g[span], *group["betas"])
+        self._update(part)
+
+    def _update(self, part):
+        for group, tensors in part.tensors:
+            c1, c2 = self._corrections(part, group)
+            for x, m, v in tensors:
+                if x.requires_grad:
+                    adam_update(x, m, v, float(group["lr"]), group["eps"], group["weight_decay"], c1, c2)
+
+    def _corrections(self, part, group):
+        """(c1, c2): 1 - beta1^t and 1 - beta2^t, or 1."""
+        if not self.bias_correction:
+            return 1.0, 1.0
+        return tuple(1 - beta**self.steps for beta in group["betas"])
+
+    def variance_norms(self):
+        """(||v||_1, ||v||_2) of the bias-corrected variance over all parameters: what shows whether it may be frozen."""
+        sums = [0.0, 0.0]
+        for part in self._parts:
+            for group, span in part.spans:
+                v = part.variance[span] / self._variance_correction(part, group)
+                sums[0] += total(v)
+                sums[1] += total(v.double().square())
+        return sums[0], sums[1] ** 0.5
+
+    def _variance_correction(self, part, group):
+        return 1 - group["betas"][1] ** self.steps if self.steps else 1.0

@@ -1,0 +1,69 @@
+"""What the ranks must agree on before anything is changed: the same parameters, one clipping factor, one decision to skip."""
+
+import hashlib
+import math
+import struct
+import zlib
+from typing import NamedTuple
+
+import torch
+
+from ..kernels.torch_ops import total
+
+_MESSAGE = struct.Struct("<dq")  # 16 bytes: squared norm of the local gradients, count of gradients where there is no variance
+
+
+class Agreement(NamedTuple):
+    """What the ranks know of their gradients together."""
+
+    squared_norm: float  # mean over the ranks of the squared norm; not finite if any gradient is not
+    late: int  # elements, over all ranks, with a gradient where the variance was zero at the freeze
+
+
+def to_bytes(data, device):
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+
+
+def gather_bytes(communicator, data, device):
+    """Every rank's `data`, byte strings of one length, in rank order."""
+    return [bytes(row.tolist()) for row in communicator.all_gather(to_bytes(data, device))]
+
+
+def squared_norm(vectors):
+    """The squared l2 norm of several flat vectors, added in one fixed order in float64; not finite if an element is not."""
+    return sum(total(x.double().square()) for x in vectors)
+
+
+def agree(communicator, gradients, late):
+    """One all_gather of 16 bytes; sums in rank order, so that every rank gets the same bits."""
+    rows = gather_bytes(communicator, _MESSAGE.pack(squared_norm(gradients), late), gradients[0].device)
+    norms, counts = zip(*map(_MESSAGE.unpack, rows))
+    return Agreement(sum(norms) / len(norms), sum(counts))
+
+
+def clip_factor(norm_squared, max_grad_norm):
+    """min(1, max_grad_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; None if the norm is not finite."""
+    if not math.isfinite(norm_squared):
+        return None
+    return 1.0 if max_grad_norm is None else min(1.0, max_grad_norm / (math.sqrt(norm_squared) + 1e-6))
+
+
+def checksum(tensor):
+    """CRC-32 of a tensor's bytes, row-major."""
+    flat = tensor.detach().reshape(-1).contiguous()
+    return zlib.crc32(flat.view(torch.uint8).cpu().numpy()) if flat.numel() else 0
+
+
+def check_same_on_all_ranks(communicator, lines, device, remedy):
+    """Raise RuntimeError on all ranks, naming the first difference, unless all ranks give the same `lines` of text."""
+    text = "\n".join(lines).encode()
+    if len(set(gather_bytes(communicator, hashlib.sha256(text).digest(), device))) == 1:
+        return
+    lengths = [struct.unpack("<q", row)[0] for row in gather_bytes(communicator, struct.pack("<q", len(text)), device)]
+    padded = gather_bytes(communicator, text.ljust(max(lengths), b"\0"), device)
+    texts = [row[:length].decode().split("\n") for row, length in zip(padded, lengths)]
+    for rank, other in enumerate(texts):
+        for i in range(max(len(texts[0]), len(other))):
+            ours, theirs = (t[i] if i < len(t) else "nothing more" for t in (texts[0], other))
+            if ours != theirs:
+                raise RuntimeError(f"the ranks differ: rank 0 has {ours}; rank {rank} has {theirs}. {remedy}")

@@ -1,0 +1,44 @@
+from ..allreduce import CompressedAllreduce
+from ..compression import Sign
+from .adam import DistributedAdam
+
+
+class NaiveOneBitAdam(DistributedAdam):
+    """Adam on error-compensated 1-bit *gradients*: the baseline that falls behind ("1-bit Adam", section 3.2 and Figures 1 and 6).
+
+        g = C-allreduce(g_i)        then Adam as `DistributedAdam`: both m and v follow the compressed gradient
+
+    Compressed from the first step. Section 4.2 of the paper says why it fails: v takes in (delta_{t-1} - delta_t)^2, which does not
+    cancel over the steps.
+
+    Args: as `DistributedAdam`, and
+        compressor: see `onebit.compression`; None: `Sign`.
+    """
+
+    has_errors = True
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, bias_correction=True, max_grad_norm=None,
+                 check_finite=True, compressor=None, communicator=None, **unknown):
+        self.compressor = compressor or Sign
+        super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
+                         check_finite=check_finite, communicator=communicator, **unknown)
+
+    @property
+    def phase(self):
+        return "compressed"
+
+    def _build(self, values):
+        super()._build(values)
+        part = self._compressed
+        self._allreduce = CompressedAllreduce(self.communicator, part.layout, part.worker_error, part.server_error, self.compressor)
+
+    def _take_step(self):
+        gradients = self._collect()
+        factor, _ = self._agree(gradients)
+        if factor is None:
+            return False
+        self._step += 1
+        for part, g in zip(self._parts, gradients):
+            g.mul_(factor)
+            self._adam(part, self._allreduce.allreduce(g) if part is self._compressed else self._exact_mean(part, g))
+        return True

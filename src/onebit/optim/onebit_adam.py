@@ -1,0 +1,215 @@
+import copy
+import warnings
+
+import torch
+
+from ..allreduce import CompressedAllreduce
+from ..compression import Sign
+from .adam import DistributedAdam
+from .warmup import FixedSteps, Policy
+
+
+class OneBitAdam(DistributedAdam):
+    """1-bit Adam (Tang et al., ICML 2021, Algorithm 1): Adam for T_w steps, then momentum sent as signs under a frozen variance.
+
+    Warm-up, steps 1 to T_w: `DistributedAdam`. Then v is frozen, and with this rank's gradient g_i
+
+        m_i = beta1 m + (1 - beta1) g_i                                   line 6
+        m   = C-allreduce(m_i)                                            lines 7-12, see `onebit.allreduce.CompressedAllreduce`
+        x  <- (1 - lr weight_decay) x - lr m_hat / (sqrt(v) + eps)        line 13
+
+    The worker and server errors are in units of the momentum. A compressed step is three collectives: 16 bytes of agreement, then
+    one all_to_all and one all_gather of n / 8 bytes together with one scale per tensor.
+
+    Coordinates whose v is exactly zero at the freeze are masked: one bit cannot say zero, and m / eps explodes. They keep their value
+    (but for weight decay); a warning tells if they get a gradient after all.
+
+    Args: as `DistributedAdam`, and
+        warmup: T_w, an int, `FixedSteps` or `VarianceRatio`. Required: 15 to 25 % of all steps is a good start.
+        bias_correction: the warm-up equals AdamW; v is divided by 1 - beta2^T_w once, at the freeze, and m by 1 - beta1^t at every step.
+        max_grad_norm: after the freeze it bounds sqrt(mean_i ||g_i||^2), since the mean gradient is not known by then.
+        check_finite: False together with max_grad_norm=None saves a pass over the gradients and the 16 bytes; then neither gradients
+            that are not finite nor late gradients of masked coordinates are noticed.
+        variance_floor: at the freeze v becomes at least this fraction of its tensor's mean, so that nothing is masked; 0: mask.
+        compressor: see `onebit.compression`; None: `Sign`. `Identity` gives "1-bit Adam (32 bits)".
+        communicator: see `onebit.comm`; None: torch.distributed's default group, or a single worker.
+    """
+
+    has_errors = True
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, warmup=None, bias_correction=True,
+                 max_grad_norm=None, check_finite=True, variance_floor=0.0, compressor=None, communicator=None, **unknown):
+        if warmup is None and not unknown:
+            raise TypeError("OneBitAdam needs warmup=, the number of steps before the variance is frozen: 15 to 25 % of all steps is the "
+                            "papers' rule of thumb, onebit.VarianceRatio(min_steps=...) chooses it")
+        if not variance_floor >= 0:
+            raise ValueError(f"variance_floor is a fraction of a tensor's mean variance, at least 0, not {variance_floor}")
+        self.warmup = copy.deepcopy(warmup) if isinstance(warmup, Policy) else FixedSteps(1 if warmup is None else warmup)
+        self.variance_floor = variance_floor
+        self.compressor = compressor or Sign
+        self._allreduce = None  # while the variance is frozen: the CompressedAllreduce
+        self._variance_steps = 0  # how often the variance was updated
+        self._variance_is_corrected = False
+        self._restart_end = None
+        self._warned_of_late_gradients = False
+        super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
+                         check_finite=check_finite, communicator=communicator, **unknown)
+        self.warmup.bind(max(group["betas"][1] for group in self.param_groups))
+
+    @property
+    def phase(self):
+        over = self.warmup.is_over(self.steps) if self._restart_end is None else self.steps >= self._restart_end
+        return "compressed" if over else "warmup"
+
+    def _describe(self):
+        return f"{super()._describe()}, {self.phase}, warmup={self.warmup!r}, variance_floor={self.variance_floor}"
+
+    def _take_step(self):
+        self._follow_phase()
+        taken = self._compressed_step() if self._allreduce else self._warmup_step()
+        self._follow_phase()
+        return taken
+
+    def _warmup_step(self):
+        taken = self._exact_step()
+        if taken:
+            self._variance_steps += 1
+            self.warmup.observe(self.steps, self.variance_norms()[0])
+        return taken
+
+    def _compressed_step(self):
+        gradients = self._collect()
+        factor, late = self._agree(gradients, self._count_late_gradients())
+        if factor is None:
+            return False
+        self._warn_of_late_gradients(late)
+        self._step += 1
+        self._errors_are_shared = False
+        for part, g in zip(self._parts, gradients):
+            g.mul_(factor)
+            if part is self._compressed:
+                self._compressed_adam(part, g)
+            else:
+                self._adam(part, self._exact_mean(part, g))
+        return True
+
+    def _compressed_adam(self, part, g):
+        for group, span in part.spans:
+            beta1 = group["betas"][0]
+            part.momentum[span].mul_(beta1).add_((1 - beta1) * g[span])      # line 6
+        part.momentum.copy_(self._allreduce.allreduce(part.momentum))        # lines 7-12
+        self._update(part)                                                   # line 13
+
+    def _corrections(self, part, group):
+        c1, c2 = super()._corrections(part, group)
+        return c1, 1.0 if part is self._compressed and self._variance_is_corrected else c2
+
+    def _variance_correction(self, part, group):
+        if part is not self._compressed:
+            return super()._variance_correction(part, group)
+        return 1.0 if self._variance_is_corrected or not self._variance_steps else 1 - group["betas"][1] ** self._variance_steps
+
+    # ---- between the phases
+
+    def _follow_phase(self):
+        """Freeze or thaw the variance if the phase says so; after a load or a new warm-up the state may lag behind the phase."""
+        if self.phase == "compressed" and not self._allreduce:
+            self._freeze()
+        elif self.phase == "warmup" and self._allreduce:
+            self._thaw()
+
+    def _freeze(self):
+        """Line 2: v_{T_w}. Everything here is computed from state that all ranks share."""
+        self._warn_if_unsettled()
+        part = self._compressed
+        if self.bias_correction and not self._variance_is_corrected:
+            for group, span in part.spans:
+                part.variance[span] /= 1 - group["betas"][1] ** self._variance_steps
+            self._variance_is_corrected = True
+        for _, tensors in part.tensors:
+            for _, _, v in tensors:
+                if self.variance_floor and v.numel():
+                    v.clamp_(min=float(self.variance_floor * v.mean()))
+        self._make_allreduce()
+
+    def _make_allreduce(self):
+        part = self._compressed
+        active = part.layout.real & (part.variance > 0)
+        self._masked = (part.layout.real & ~active).nonzero().flatten()
+        self._allreduce = CompressedAllreduce(self.communicator, part.layout, part.worker_error, part.server_error, self.compressor, active)
+
+    def _thaw(self):
+        """m <- m + mean_i delta_i + delta_bar, by one exact all_reduce; no error is left."""
+        part = self._compressed
+        part.momentum += self._allreduce.total_error()
+        part.worker_error.zero_()
+        part.server_error.zero_()
+        self._allreduce = None
+
+    def restart_warmup(self, steps):
+        """Go back to exact Adam for `steps` steps, then freeze anew: for a change of data, such as a longer sequence.
+
+        The momentum takes over what the errors hold, the variance goes on from its frozen value, and the next freeze makes a new
+        mask. All ranks must call it, between the same two steps.
+        """
+        self._restart_end = self.steps + FixedSteps(steps).steps
+        self._follow_phase()
+
+    def synchronize(self):
+        """Give every rank the same state, so that one checkpoint serves all ranks, and any number of them. All ranks must call it.
+
+        Each worker error becomes mean_i delta_i + delta_bar and the server error 0, by one exact all_reduce: what the errors hold
+        together does not change.
+        """
+        if self._allreduce:
+            self._compressed.worker_error.copy_(self._allreduce.total_error())
+            self._compressed.server_error.zero_()
+            self._errors_are_shared = True
+
+    # ---- warnings
+
+    def _warn_if_unsettled(self):
+        ratio = self.warmup.ratio
+        if ratio is None:
+            self._warn(f"the variance is frozen after {self.steps} steps, fewer than its memory 1 / (1 - beta2) = {self.warmup.window}: it is "
+                       "likely not settled, and training may be slow or unstable. A longer warmup is safer")
+        elif not 0.96 <= ratio <= 1 / 0.96:
+            self._warn(f"the variance is frozen after {self.steps} steps while it still changes: ||v_t||_1 / ||v_(t-{self.warmup.window})||_1 = "
+                       f"{ratio:.3f}, outside [0.96, 1.04]. A longer warmup, or onebit.VarianceRatio, is safer")
+
+    def _count_late_gradients(self):
+        return int(torch.count_nonzero(self._compressed.gradient[self._masked])) if len(self._masked) else 0
+
+    def _warn_of_late_gradients(self, late):
+        if late and not self._warned_of_late_gradients:
+            self._warned_of_late_gradients = True
+            self._warn(f"{late} gradient elements, over all ranks, belong to coordinates that had none before the freeze: they are masked and do "
+                       "not train. Call restart_warmup(steps), put them in a group with compress=False, or set variance_floor")
+
+    def _warn(self, message):
+        if self.communicator.rank == 0:
+            warnings.warn(message, stacklevel=2)
+
+    # ---- checkpoints
+
+    def _check_flags(self):
+        if self._allreduce and [group["compress"] for group in self.param_groups] != self._compress_flags:
+            raise ValueError("compress was changed while the variance is frozen: call restart_warmup(steps) before changing it")
+        super()._check_flags()
+
+    def _has_live_errors(self):
+        return self._allreduce is not None
+
+    def _facts(self):
+        return super()._facts() | {"variance_steps": self._variance_steps, "variance_is_corrected": self._variance_is_corrected,
+                                   "restart_end": self._restart_end, "warmup": self.warmup.state_dict()}
+
+    def _take_facts(self, facts):
+        super()._take_facts(facts)
+        self._variance_steps = facts.get("variance_steps", self.steps)
+        self._variance_is_corrected = facts.get("variance_is_corrected", False)
+        self._restart_end = facts.get("restart_end")
+        self.warmup.load_state_dict(facts.get("warmup", {"norms": []}))
+        self._allreduce = None
+        if facts.get("has_errors"):
+            self._make_allreduce()
