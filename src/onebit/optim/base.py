@@ -11,6 +11,8 @@ from .options import check_dense, check_group, check_max_grad_norm, check_tensor
 from .traffic import Communication, Traffic
 
 MAX_CONSECUTIVE_SKIPS = 100
+GROUP_OPTIONS = ("lr", "betas", "eps", "weight_decay", "compress")
+GROUP_KEYS = (*GROUP_OPTIONS, "params", "param_names", "name", "initial_lr")  # the last is a learning-rate scheduler's
 _FOREIGN_ERRORS = (
     "this checkpoint holds the compression errors of rank {rank} of {size}, and this is rank {own_rank} of {own_size}. Either let each rank "
     "save and load its own file; or call optimizer.synchronize() before saving, then one file serves every rank and any number of "
@@ -57,12 +59,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ValueError("a parameter group cannot be added after the first step: its variance would be younger than the others'. "
                              "Give all parameters at construction; one with requires_grad=False is left alone until you set it True")
         if isinstance(group, dict):
-            reject_unknown(group.keys() - {"params", "param_names"}, list(self.defaults), f"a parameter group of {type(self).__name__}")
+            reject_unknown(group, GROUP_KEYS, f"a parameter group of {type(self).__name__}")
         super().add_param_group(group)
         check_group(self.param_groups[-1])
-        check_tensors([p for g in self.param_groups for p in g["params"]])
+        check_tensors(self._params())
         if self._parts:
-            self._build(self.state)
+            self._build({})
 
     def _build(self, values):
         """Lay the parameters out and make their state, taking over `values`: for each parameter its entries."""
@@ -72,7 +74,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.has_errors and not self._compressed:
             raise ValueError(f"every parameter group has compress=False, so nothing would be compressed: use onebit.DistributedAdam, or "
                              f"{type(self).__name__} with a group to compress")
-        values = {p: dict(values[p]) for p in values}
         for part in self._parts:
             for p, entries in zip(part.params, part.state()):
                 self.state[p] = {"step": self._step} | entries
@@ -82,6 +83,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _part(self, compress):
         groups = [group for group in self.param_groups if group["compress"] == compress and group["params"]]
         return FlatState(groups, self.communicator.size, self.has_errors and compress) if groups else None
+
+    def _params(self):
+        return [p for group in self.param_groups for p in group["params"]]
 
     def _names(self):
         """A name for each parameter, in the groups' order."""
@@ -132,8 +136,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.check_finite or self.max_grad_norm is not None
 
     def _check_flags(self):
-        if [group["compress"] for group in self.param_groups] != self._compress_flags:
-            self._build(self.state)
+        """Lay the parameters out anew if a group's `compress` has changed; errors belong to a layout, so there must be none."""
+        if [group["compress"] for group in self.param_groups] == self._compress_flags:
+            return
+        if self._has_live_errors():
+            raise ValueError("compress was changed while compression errors are held: it may change in a warm-up only. Call "
+                             "restart_warmup(steps), then change it")
+        self._build({p: {name: entries[name] for name in ("exp_avg", "exp_avg_sq")} for p, entries in self.state.items()})
 
     def _count_skips(self):
         self._skips = self._skips + 1 if self.last_step_skipped else 0
@@ -145,7 +154,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _check_ranks(self):
         """At the first step the ranks compare their layout and a checksum of the parameters."""
-        params = [p for group in self.param_groups for p in group["params"]]
+        params = self._params()
         if not self._ranks_checked:
             check_same_on_all_ranks(
                 self.communicator, [self._describe(), *self._describe_parameters()], params[0].device,
@@ -160,7 +169,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _describe_parameters(self):
         names = self._names()
         for group in self.param_groups:
-            options = ", ".join(f"{key}={group[key]}" for key in self.defaults)
+            options = ", ".join(f"{key}={group[key]}" for key in GROUP_OPTIONS)
             for p in group["params"]:
                 sparse = p.grad is not None and p.grad.layout != torch.strided
                 yield (f"{next(names)}: shape {tuple(p.shape)}, {p.dtype}, requires_grad={p.requires_grad}, {options}"
@@ -207,35 +216,45 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         groups = [dict(group) for group in state_dict["param_groups"]]
         facts = groups[0].pop("onebit", {})
-        drop_errors = self._check_owner(facts, reset_errors)
-        known = {*self.defaults, "initial_lr", "params"}
-        options = [own | {key: saved[key] for key in known & saved.keys()} for saved, own in zip(groups, self.param_groups)]
-        super().load_state_dict({"state": {}, "param_groups": options + groups[len(options) :]})
-        params = [p for group in self.param_groups for p in group["params"]]
+        names = {"exp_avg", "exp_avg_sq", *self._errors_to_take(facts, reset_errors)}
         indices = [i for group in groups for i in group["params"]]
-        values = {p: dict(state_dict["state"][i]) for i, p in zip(indices, params) if i in state_dict["state"]}
-        self._step.fill_(max((float(entries["step"]) for entries in values.values()), default=0.0))
-        self._take_errors(values, facts, drop_errors)
-        self._build(values)
+        saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in names} for i in indices]
+        self._check_shapes(saved)
+        if reset_errors and len(names) == 2:
+            self._warn_of_lost_errors(state_dict["state"])
+        options = [own | {key: group[key] for key in {*GROUP_OPTIONS, "initial_lr", "params"} & group.keys()}
+                   for group, own in zip(groups, self.param_groups)]
+        super().load_state_dict({"state": {}, "param_groups": options + groups[len(options) :]})
+        self._step.fill_(max((float(entries["step"]) for entries in state_dict["state"].values()), default=0.0))
+        self._build(dict(zip(self._params(), saved)))
         self._take_facts(facts)
 
-    def _check_owner(self, facts, reset_errors):
-        """Whether to drop the errors: raise if they are another rank's, unless `reset_errors`."""
-        own = self.communicator.rank, self.communicator.size
-        if not facts.get("has_errors") or facts["errors_are_shared"] or (facts["rank"], facts["size"]) == own:
-            return False
-        if not reset_errors:
-            raise ValueError(_FOREIGN_ERRORS.format(rank=facts["rank"], size=facts["size"], own_rank=own[0], own_size=own[1]))
-        return True
+    def _errors_to_take(self, facts, reset_errors):
+        """The names of the errors in a checkpoint that this rank takes over; shared errors have no server part.
 
-    def _take_errors(self, values, facts, drop):
-        """Leave in `values` the errors that this rank takes over; a shared error has no server part."""
-        unwanted = {"worker_error", "server_error"} if drop else {"server_error"} if facts.get("errors_are_shared") else set()
-        lost = sum(float(v["worker_error"].double().square().sum()) for v in values.values() if drop and "worker_error" in v) ** 0.5
-        for entries in values.values():
-            for name in unwanted:
-                entries.pop(name, None)
-        if drop:
+        Raises ValueError if they are another rank's, unless `reset_errors`.
+        """
+        if not facts.get("has_errors"):
+            return ()
+        if facts["errors_are_shared"]:
+            return ("worker_error",)
+        own = self.communicator.rank, self.communicator.size
+        if (facts["rank"], facts["size"]) == own:
+            return ("worker_error", "server_error")
+        if reset_errors:
+            return ()
+        raise ValueError(_FOREIGN_ERRORS.format(rank=facts["rank"], size=facts["size"], own_rank=own[0], own_size=own[1]))
+
+    def _check_shapes(self, saved):
+        for p, name, entries in zip(self._params(), self._names(), saved):
+            if "exp_avg" in entries and entries["exp_avg"].shape != p.shape:
+                raise ValueError(f"the checkpoint's state of {name} has shape {tuple(entries['exp_avg'].shape)}, the parameter {tuple(p.shape)}: "
+                                 "give the parameters in the order in which they were saved")
+
+    @staticmethod
+    def _warn_of_lost_errors(saved):
+        lost = sum(float(entries["worker_error"].double().square().sum()) for entries in saved.values() if "worker_error" in entries) ** 0.5
+        if lost:
             warnings.warn(f"the compression errors of the checkpoint were reset: a worker error of l2 norm {lost:.3g} is lost", stacklevel=3)
 
     def _take_facts(self, facts):

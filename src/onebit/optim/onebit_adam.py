@@ -169,13 +169,14 @@ class OneBitAdam(DistributedAdam):
     # ---- warnings
 
     def _warn_if_unsettled(self):
-        ratio = self.warmup.ratio
-        if ratio is None:
-            self._warn(f"the variance is frozen after {self.steps} steps, fewer than its memory 1 / (1 - beta2) = {self.warmup.window}: it is "
+        policy = self.warmup
+        if policy.ratio is None:
+            self._warn(f"the variance is frozen after {self.steps} steps, no more than its memory 1 / (1 - beta2) = {policy.window}: it is "
                        "likely not settled, and training may be slow or unstable. A longer warmup is safer")
-        elif not 0.96 <= ratio <= 1 / 0.96:
-            self._warn(f"the variance is frozen after {self.steps} steps while it still changes: ||v_t||_1 / ||v_(t-{self.warmup.window})||_1 = "
-                       f"{ratio:.3f}, outside [0.96, 1.04]. A longer warmup, or onebit.VarianceRatio, is safer")
+        elif not policy.is_settled():
+            self._warn(f"the variance is frozen after {self.steps} steps while it still changes: ||v_t||_1 / ||v_(t-{policy.window})||_1 = "
+                       f"{policy.ratio:.3f}, outside [{policy.threshold}, {1 / policy.threshold:.3f}]. A longer warmup, or "
+                       "onebit.VarianceRatio, is safer")
 
     def _count_late_gradients(self):
         return int(torch.count_nonzero(self._compressed.gradient[self._masked])) if len(self._masked) else 0
@@ -191,11 +192,6 @@ class OneBitAdam(DistributedAdam):
             warnings.warn(message, stacklevel=2)
 
     # ---- checkpoints
-
-    def _check_flags(self):
-        if self._allreduce and [group["compress"] for group in self.param_groups] != self._compress_flags:
-            raise ValueError("compress was changed while the variance is frozen: call restart_warmup(steps) before changing it")
-        super()._check_flags()
 
     def _has_live_errors(self):
         return self._allreduce is not None

@@ -10,9 +10,9 @@ SYNONYMS = {"freeze_step": "warmup", "warmup_steps": "warmup", "clip": "max_grad
             "process_group": "communicator", "group": "communicator", "learning_rate": "lr", "decay": "weight_decay"}
 
 
-def reject_unknown(unknown, valid, owner):
-    """Raise TypeError if `unknown` names anything, with the nearest of the `valid` names."""
-    for name in unknown:
+def reject_unknown(given, valid, owner):
+    """Raise TypeError if a name in `given` is not among the `valid` ones, with the nearest of them."""
+    for name in [name for name in given if name not in valid]:
         near = get_close_matches(name, valid, n=1, cutoff=0.5)
         guess = SYNONYMS[name] if SYNONYMS.get(name) in valid else near[0] if near else None
         hint = f"did you mean '{guess}'?" if guess else f"it takes {', '.join(valid)}"

@@ -9,9 +9,11 @@ class Policy:
 
     Attributes:
         window: Delta, steps; 1 / (1 - beta2), the memory of the variance, unless given.
+        threshold: the variance counts as settled while threshold <= ||v_t||_1 / ||v_{t - Delta}||_1 <= 1 / threshold.
     """
 
-    def __init__(self, window=None):
+    def __init__(self, threshold=0.96, window=None):
+        self.threshold = threshold
         self.window = window
         self.norms = deque()
 
@@ -31,6 +33,9 @@ class Policy:
         if len(self.norms) <= self.window or not self.norms[0]:
             return None
         return self.norms[-1] / self.norms[0]
+
+    def is_settled(self):
+        return self.ratio is not None and self.threshold <= self.ratio <= 1 / self.threshold
 
     def is_over(self, step):
         raise NotImplementedError
@@ -75,7 +80,7 @@ class VarianceRatio(Policy):
     """
 
     def __init__(self, threshold=0.96, min_steps=None, window=None):
-        super().__init__(window)
+        super().__init__(threshold, window)
         if min_steps is None:
             raise ValueError("VarianceRatio needs min_steps, the number of learning-rate warm-up steps: the variance is unstable "
                              "in them (0 if there are none)")
@@ -83,7 +88,6 @@ class VarianceRatio(Policy):
             raise ValueError(f"threshold must be between 0 and 1, not {threshold}")
         if window is not None and window < 1:
             raise ValueError(f"window must be at least 1 step, not {window}")
-        self.threshold = threshold
         self.min_steps = min_steps
         self.chosen = None
 
@@ -91,9 +95,6 @@ class VarianceRatio(Policy):
         super().observe(step, norm)
         if self.chosen is None and step >= max(self.min_steps, self.window) and self.is_settled():
             self.chosen = step
-
-    def is_settled(self):
-        return self.ratio is not None and self.threshold <= self.ratio <= 1 / self.threshold
 
     def is_over(self, step):
         return self.chosen is not None and step >= self.chosen

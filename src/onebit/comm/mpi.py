@@ -1,0 +1,141 @@
+"""Ranks as MPI processes, through mpi4py, which is imported when an `Mpi` is made."""
+
+import atexit
+import ctypes
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from onebit.comm.base import Communicator, launched_processes
+
+
+class Mpi(Communicator):
+    """The ranks of a duplicate of `comm`, by default MPI.COMM_WORLD: all of them must make it.
+
+    MPI takes tensors on the CPU: others are copied there and back. With `cuda_aware` it takes them on the GPU.
+    `ordered`: see Communicator. `timeout`, in seconds, is how long a rank waits in a collective for the others. After
+    that the end of this process ends the whole job, because MPI would wait for the missing rank once more.
+
+    Raises RuntimeError without mpi4py or an MPI library, under a launcher of another MPI, and, with `cuda_aware`,
+    without a GPU or where the MPI library does not say that it takes GPU memory.
+    """
+
+    def __init__(self, comm=None, cuda_aware: bool = False, *, ordered: bool = True, timeout: float = 600):
+        MPI = _mpi4py()
+        if comm is None:
+            comm = MPI.COMM_WORLD
+            _require_launchers_own(comm.size)
+        if cuda_aware:
+            _require_cuda_aware(MPI)
+            device = torch.device("cuda", torch.cuda.current_device())
+        else:
+            device = torch.device("cpu")
+        super().__init__(comm.rank, comm.size, device, ordered)
+        self.timeout = timeout
+        # A duplicate, so that our messages never meet the user's own.
+        self.comm, request = comm.Idup()
+        self._wait(request, "the duplication of the communicator")
+
+    def _all_to_all(self, x: Tensor) -> Tensor:
+        result = torch.empty_like(x)
+        self._wait(self.comm.Ialltoall(self._buffer(x), self._buffer(result)), "all_to_all")
+        return result
+
+    def _all_gather(self, x: Tensor) -> Tensor:
+        result = x.new_empty(self.size, len(x))
+        self._wait(self.comm.Iallgather(self._buffer(x), self._buffer(result)), "all_gather")
+        return result
+
+    def _all_reduce(self, x: Tensor) -> Tensor:
+        if x.itemsize < 4:
+            raise RuntimeError(
+                f"MPI cannot add {x.dtype}. Use Mpi(ordered=True), which adds in float32, or wire_dtype=torch.float32."
+            )
+        result = torch.empty_like(x)
+        self._wait(self.comm.Iallreduce(self._buffer(x), self._buffer(result)), "all_reduce")
+        return result
+
+    def _buffer(self, x: Tensor):
+        """What mpi4py takes: an array, or the CUDA tensor once what writes it has finished: MPI knows no streams."""
+        if x.device.type == "cpu":
+            return x.numpy()
+        torch.cuda.current_stream(x.device).synchronize()
+        return x
+
+    def _wait(self, request, collective: str) -> None:
+        """Until the request is done. MPI's own wait has no time-out, and keeps the core from ranks that share it."""
+        deadline = time.monotonic() + self.timeout
+        while not request.Test():
+            os.sched_yield()
+            if time.monotonic() > deadline:
+                self._give_up(request, collective)
+
+    def _give_up(self, request, collective: str) -> None:
+        # The library may still write into the buffers, which the request keeps alive. And MPI_Finalize, at exit, would
+        # wait for the missing rank without end.
+        self._unfinished = request
+        atexit.register(self.comm.Abort, 1)
+        raise RuntimeError(
+            f"rank {self.rank} of {self.size} waited {self.timeout} s in {collective}: another rank failed or did not "
+            "enter the same collective. Look for the first error in the ranks' output, and for a branch that only some "
+            "ranks take; Mpi(timeout=) if one is only slow."
+        )
+
+
+@contextmanager
+def abort_on_error(communicator: Mpi) -> Iterator[None]:
+    """An error on one rank ends the whole job at once, after its traceback; else the others wait for it in vain."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        communicator.comm.Abort(1)
+
+
+def _mpi4py():
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py without an MPI library
+        raise RuntimeError(
+            f"MPI is not available ({error}). Install mpi4py and an MPI library, `pip install 'onebit[mpi]'`, "
+            "and launch with `mpirun -n 4 python script.py`."
+        ) from error
+    return MPI
+
+
+def _require_launchers_own(size: int) -> None:
+    launched = launched_processes()
+    if size == 1 and launched:
+        raise RuntimeError(
+            f"{launched[0]}={launched[1]}, but MPI sees one process: mpi4py uses another MPI library than the launcher, or "
+            "the launcher is not MPI's. Launch with the mpirun of the library that mpi4py names in "
+            "`python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'`."
+        )
+
+
+def _require_cuda_aware(MPI) -> None:
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "cuda_aware=True needs a GPU, and this process sees none (torch.cuda.is_available() is False). "
+            "Mpi() works without."
+        )
+    if not _says_cuda_aware(MPI):
+        raise RuntimeError(
+            "The MPI library does not say that it takes GPU memory (MPIX_Query_cuda_support): "
+            f"{MPI.Get_library_version().strip()}. Use one that was built with CUDA, or Mpi(), which copies to the host."
+        )
+
+
+def _says_cuda_aware(MPI) -> bool:
+    """The library's own answer; its function is found through mpi4py's extension module, which has loaded it."""
+    try:
+        return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())
+    except AttributeError:
+        return False

@@ -1,0 +1,112 @@
+"""Ranks as threads of one process: no launcher, no sockets; the readable definition of the other backends."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebit.comm.base import Communicator
+
+
+class _Meeting:
+    """Where the threads lay down what they bring: one slot per rank, and a barrier before and after the reading."""
+
+    def __init__(self, size: int, timeout: float):
+        self.timeout = timeout
+        self.slots: list[tuple[str, Tensor]] = [("no collective", torch.empty(0))] * size
+        self.barrier = threading.Barrier(size)
+
+    def exchange(self, rank: int, name: str, x: Tensor, read: Callable, timeout: float | None) -> Any:
+        """read(the tensors of all ranks, in rank order), once every rank is in the collective `name`."""
+        self.slots[rank] = (name, x)
+        self._wait(rank, name, timeout)
+        if len({(other, tensor.shape, tensor.dtype) for other, tensor in self.slots}) > 1:
+            raise RuntimeError(
+                "the ranks met in different collectives: "
+                + ", ".join(f"rank {r} in {other} {list(tensor.shape)}" for r, (other, tensor) in enumerate(self.slots))
+                + ". Every rank must call the same collectives, in the same order, with the same shapes."
+            )
+        result = read([tensor for _, tensor in self.slots])
+        # Until all have read, nobody may go on and change what it brought.
+        self._wait(rank, name, timeout)
+        return result
+
+    def _wait(self, rank: int, name: str, timeout: float | None) -> None:
+        try:
+            self.barrier.wait(timeout)
+        except threading.BrokenBarrierError:
+            raise RuntimeError(
+                f"rank {rank} waited in {name} for a rank that failed or did not come within {self.timeout} s. "
+                "Every rank must call the same collectives; raise run_threads' timeout if one is only slow."
+            ) from None
+
+
+class Threads(Communicator):
+    """One rank of `run_threads`, which makes it."""
+
+    def __init__(self, rank: int, size: int, meeting: _Meeting):
+        super().__init__(rank, size)
+        self._meeting = meeting
+
+    def _all_to_all(self, x: Tensor) -> Tensor:
+        return self._exchange("all_to_all", x, lambda tensors: torch.stack([t[self.rank] for t in tensors]))
+
+    def _all_gather(self, x: Tensor) -> Tensor:
+        return self._exchange("all_gather", x, torch.stack)
+
+    def _all_reduce(self, x: Tensor) -> Tensor:
+        return self._exchange("all_reduce", x, sum)
+
+    def _exchange(self, name: str, x: Tensor, read: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        return self._meeting.exchange(self.rank, name, x, read, self._meeting.timeout)
+
+
+def run_threads(size: int, fn: Callable[[Communicator], Any], timeout: float = 60) -> list:
+    """Call fn(communicator) in `size` threads of this process; the list of their results, by rank.
+
+    The first error in any thread is raised here, and the others are released from the collective in which they
+    wait. It is an error too to wait in a collective longer than `timeout` seconds, or for a rank that has
+    returned. After an error, a thread that is busy elsewhere is left behind after another `timeout` seconds.
+
+    torch's settings stay as they are: `torch.set_num_threads(1)` keeps the ranks from competing for the cores.
+    """
+    meeting = _Meeting(size, timeout)
+    outcomes: queue.SimpleQueue = queue.SimpleQueue()
+
+    def work(rank: int) -> None:
+        try:
+            result = fn(Threads(rank, size, meeting))
+            # Returning is a collective as well: a rank that still waits in another one learns of it at once.
+            # It has no time-out, because the others may work alone for as long as they like.
+            meeting.exchange(rank, "no collective, it has returned", torch.empty(0), len, timeout=None)
+            outcomes.put((rank, result, None))
+        except BaseException as error:  # whatever ends a rank must end the others
+            error.add_note(f"raised by rank {rank} of {size} threads")
+            outcomes.put((rank, None, error))
+            meeting.barrier.abort()
+
+    for rank in range(size):
+        threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True).start()
+    try:
+        return _collected(size, outcomes, timeout)
+    finally:
+        meeting.barrier.abort()  # on Ctrl-C too
+
+
+def _collected(size: int, outcomes: queue.SimpleQueue, timeout: float) -> list:
+    results = [None] * size
+    first_error = None
+    for _ in range(size):
+        try:
+            rank, results_of_rank, error = outcomes.get(timeout=None if first_error is None else timeout)
+        except queue.Empty:
+            break
+        results[rank] = results_of_rank
+        if first_error is None:
+            first_error = error
+    if first_error is not None:
+        raise first_error
+    return results

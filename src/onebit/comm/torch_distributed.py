@@ -1,0 +1,86 @@
+"""Ranks as the processes of a torch.distributed group: gloo on CPUs, NCCL on GPUs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from onebit.comm.base import Communicator
+
+
+class TorchDistributed(Communicator):
+    """The ranks of `group`, by default torch.distributed's default group. `rank` is the rank in the group.
+
+    gloo takes tensors on the CPU, NCCL on the GPU: others are copied there and back. A group with both, which
+    `init_process_group()` without a backend makes, takes them where they are.
+    `ordered`: see Communicator; by default true except for NCCL alone.
+    The time-out is the group's own: `init_process_group(timeout=)`, `new_group(timeout=)`.
+
+    Raises RuntimeError if torch.distributed is not initialised, or for NCCL without a GPU, and ValueError if
+    this process is not in the group.
+    """
+
+    def __init__(self, group: "dist.ProcessGroup | None" = None, ordered: bool | None = None):
+        if not dist.is_available() or not dist.is_initialized():
+            raise RuntimeError(
+                "torch.distributed has no process group. Launch with `torchrun --nproc-per-node 4 script.py` and call "
+                'torch.distributed.init_process_group("gloo") first ("nccl" on GPUs); onebit.comm.Single() is one '
+                "worker without a group."
+            )
+        self.group = dist.group.WORLD if group is None else group
+        rank = dist.get_rank(self.group)
+        if rank < 0:
+            raise ValueError(
+                f"global rank {dist.get_rank()} is not in this process group. Make the communicator, and what uses it, "
+                "only on the group's members, or give each process the group that it belongs to."
+            )
+        device = _device(self.group)
+        if ordered is None:
+            ordered = device is None or device.type == "cpu"
+        super().__init__(rank, dist.get_world_size(self.group), device, ordered)
+
+    def _all_to_all(self, x: Tensor) -> Tensor:
+        result = torch.empty_like(x)
+        with self._explained("all_to_all"):
+            dist.all_to_all_single(result, x, group=self.group)
+        return result
+
+    def _all_gather(self, x: Tensor) -> Tensor:
+        result = x.new_empty(self.size * len(x))
+        # all_gather_single is the new name, and the old one warns.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        with self._explained("all_gather"):
+            gather(result, x, group=self.group)
+        return result.view(self.size, -1)
+
+    def _all_reduce(self, x: Tensor) -> Tensor:
+        with self._explained("all_reduce"):
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    @contextmanager
+    def _explained(self, collective: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{collective} failed on rank {self.rank} of {self.size}: {error}\nAnother rank failed, or did not enter "
+                "the same collective within the group's time-out: look for the first error in the ranks' logs, and for a "
+                "branch that only some ranks take."
+            ) from error
+
+
+def _device(group: "dist.ProcessGroup") -> torch.device | None:
+    backends = dict(entry.split(":") for entry in dist.get_backend_config(group).split(","))
+    if backends.get("cuda") != "nccl":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            'The NCCL backend needs a GPU, and this process sees none (torch.cuda.is_available() is False). Use '
+            'init_process_group("gloo") on CPUs.'
+        )
+    if "cpu" in backends:
+        return None
+    return group.bound_device_id or torch.device("cuda", torch.cuda.current_device())

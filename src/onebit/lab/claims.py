@@ -1,0 +1,174 @@
+"""The paper's claims, and the rule for each, written before the runs.
+
+A claim is judged by one statistic, a number per seed, and the range that the statistic has to lie in:
+
+    reproduced        its 95 % t-interval over the seeds lies inside the range
+    not reproduced    the interval lies outside the range
+    partly            it lies across a border, so the runs show neither
+    not judged        fewer than three seeds
+    needs a cluster   the statistic needs the paper's own hardware, and nobody has added such runs
+
+The loss of a run is the mean training loss over the last 10 % of its steps. Two optimizers are compared seed by
+seed, since a seed fixes the initial weights and the order of the data.
+
+MARGIN, how far apart two losses may be and still count as the same: in the paper's Figure 4a the same statistic is
++2.2 % for 1-bit Adam, which the paper calls the same convergence; in its Figure 1 it is +18.5 % for naive 1-bit
+gradients, which the paper calls a failure. 3 % lets the first pass and is a sixth of the second.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import pandas as pd
+
+from .results import paper_curve, paper_number
+
+TAIL = 0.1
+MARGIN = 0.03
+Statistic = Callable[[pd.DataFrame], pd.Series]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the paper.
+
+    Attributes:
+        name, statement, place: what is claimed, and where.
+        experiment, profile: the runs that it is judged by.
+        statistic: rows -> one number per seed, indexed by seed.
+        accepts: the lowest and highest value with which the claim holds.
+        rule: that range in words.
+        detail: rows -> the same in the paper's own units.
+        paper: the paper's number, read from results/paper.
+        style: how the statistic is printed.
+    """
+
+    name: str
+    statement: str
+    place: str
+    experiment: str
+    profile: str
+    statistic: Statistic
+    accepts: tuple[float, float]
+    rule: str
+    detail: Callable[[pd.DataFrame], str]
+    paper: Callable[[], str]
+    style: str
+
+
+def final_loss(rows: pd.DataFrame, optimizer: str) -> pd.Series:
+    """Mean training loss over the last 10 % of the steps, by seed; infinite if the run diverged."""
+    rows = rows[rows.optimizer == optimizer]
+    loss = rows[rows.step > (1 - TAIL) * rows.total_steps].groupby("seed").loss.mean().astype(float)
+    for seed in rows[rows.status == "diverged"].seed.unique():
+        loss[seed] = inf
+    return loss
+
+
+def loss_gap(optimizer: str) -> Statistic:
+    """(loss - Adam's loss) / Adam's loss, by seed."""
+    return lambda rows: (final_loss(rows, optimizer) / final_loss(rows, "adam") - 1).dropna()
+
+
+def volume_reduction(rows: pd.DataFrame) -> pd.Series:
+    """Bytes that a rank sent with Adam, over those with 1-bit Adam, by seed."""
+    sent = rows.groupby(["optimizer", "seed"]).bytes_sent.max().astype(float)
+    return (sent.get("adam", pd.Series(dtype=float)) / sent.get("onebit_adam", pd.Series(dtype=float))).dropna()
+
+
+def formula_reduction(rows: pd.DataFrame, bits: int = 32) -> float:
+    """1 / (w + (1 - w) / bits) with w = T_w / T, the share of warm-up steps."""
+    run = rows[rows.optimizer == "onebit_adam"].iloc[0]
+    share = run.warmup_steps / run.total_steps
+    return 1 / (share + (1 - share) / bits)
+
+
+def volume_over_formula(rows: pd.DataFrame) -> pd.Series:
+    """Measured volume reduction over the formula's at fp32, by seed."""
+    reduction = volume_reduction(rows)
+    return reduction if reduction.empty else reduction / formula_reduction(rows)
+
+
+def variance_ratio_at_freeze(rows: pd.DataFrame) -> pd.Series:
+    """Adam's ||v_t||_1 / ||v_{t - window}||_1 at t = T_w of 1-bit Adam, by seed."""
+    warmup_steps = rows[rows.optimizer == "onebit_adam"].warmup_steps.max()
+    adam = rows[(rows.optimizer == "adam") & (rows.step <= warmup_steps)]
+    return adam.groupby("seed").variance_ratio.last().dropna().astype(float)
+
+
+def hours_ratio(rows: pd.DataFrame) -> pd.Series:
+    """Adam's wall-clock time over 1-bit Adam's, by seed."""
+    seconds = rows.groupby(["optimizer", "seed"]).seconds.max().astype(float)
+    return (seconds.get("adam", pd.Series(dtype=float)) / seconds.get("onebit_adam", pd.Series(dtype=float))).dropna()
+
+
+def losses(optimizer: str) -> Callable[[pd.DataFrame], str]:
+    """The mean losses of an optimizer and of Adam."""
+    return lambda rows: f"loss {final_loss(rows, optimizer).mean():.3f}, Adam {final_loss(rows, 'adam').mean():.3f}"
+
+
+def paper_losses(figure: str, curve: str) -> Callable[[], str]:
+    """The same statistic on two curves of the paper."""
+
+    def text() -> str:
+        compared, adam = paper_tails(figure, curve)
+        return f"{compared / adam - 1:+.1%} (loss {compared:.2f}, Adam {adam:.2f})"
+
+    return text
+
+
+def paper_tails(figure: str, curve: str) -> list[float]:
+    """Means of a curve of the paper and of Adam's over the last 10 % of the samples that both have."""
+    curves = [paper_curve(figure, name) for name in (curve, "Adam")]
+    end = min(points.x.max() for points in curves)
+    return [points.y[(points.x > (1 - TAIL) * end) & (points.x <= end)].mean() for points in curves]
+
+
+def frozen_accuracies() -> str:
+    """Figure 6 has no loss to compare on a linear scale, but test accuracies."""
+    compared, adam = paper_tails("fig6b", "1-bit Adam (32-bits)")
+    return f"ResNet-18 on CIFAR-10: accuracy {compared:.1f} %, Adam {adam:.1f} %"
+
+
+def warmup_detail(rows: pd.DataFrame) -> str:
+    """T_w and its share of the run."""
+    run = rows[rows.optimizer == "onebit_adam"].iloc[0]
+    return f"T_w = step {run.warmup_steps:,} of {run.total_steps:,}"
+
+
+WITHIN = f"the difference from Adam's loss, paired by seed, lies within ±{MARGIN:.0%}"
+
+CLAIMS = (
+    Claim("C1", "1-bit Adam converges like Adam, sample for sample", "Figure 4a, Section 7.1", "figure_04", "laptop",
+          loss_gap("onebit_adam"), (-MARGIN, MARGIN), WITHIN, losses("onebit_adam"),
+          paper_losses("fig4a", "1-bit Adam"), "+.1%"),
+    Claim("C2", "Adam with the variance frozen, but nothing compressed, does so too", "Figure 6, Section 7.2",
+          "figure_04", "laptop", loss_gap("onebit_adam_32bit"), (-MARGIN, MARGIN), WITHIN,
+          losses("onebit_adam_32bit"), frozen_accuracies, "+.1%"),
+    Claim("C3", "Adam on naively compressed 1-bit gradients falls behind", "Figure 1, Section 3.2", "figure_04", "laptop",
+          loss_gap("naive_onebit_adam"), (MARGIN, inf), f"its loss lies more than {MARGIN:.0%} above Adam's, paired by seed",
+          losses("naive_onebit_adam"), paper_losses("fig1", "Adam w/ basic gradient compression"), "+.1%"),
+    Claim("C4", "The volume falls to w + (1 - w)/32 of Adam's, w the share of warm-up steps", "Section 7.1", "figure_04",
+          "laptop", volume_over_formula, (0.98, 1.02),
+          "bytes counted at the wire give the formula's reduction at fp32 within 2 %",
+          lambda rows: f"of the formula's {formula_reduction(rows):.2f}x: {volume_reduction(rows).mean():.2f}x measured",
+          lambda: f"up to {paper_number('volume_reduction_up_to'):.0f}x at fp16; the formula gives "
+                  f"{paper_number('volume_reduction_large_128')}x for BERT-Large", ".3f"),
+    Claim("C5", "Adam's variance has settled by T_w", "Figure 2, Sections 3.3 and 7.1", "figure_04", "laptop",
+          variance_ratio_at_freeze, (0.96, 1 / 0.96),
+          "the ratio of ||v||_1 to its value 1/(1 - beta2) steps before lies in [0.96, 1/0.96] at T_w", warmup_detail,
+          lambda: f"{paper_number('auto_rule_threshold')} at step {paper_number('auto_rule_step'):,.0f}; "
+                  f"T_w = {paper_number('bert_large_128_warmup'):,.0f}", ".3f"),
+    Claim("C6", "On a slow network 1-bit Adam trains BERT-Large several times faster", "Figure 4b, Section 7.1",
+          "figure_04", "paper", hours_ratio, (3.0, inf), "at least 3 times faster than Adam on 64 GPUs over Ethernet",
+          lambda rows: f"{rows[rows.optimizer == 'onebit_adam'].seconds.max() / 3600:.1f} h",
+          lambda: f"{paper_number('wall_clock_speedup')}x ({paper_number('adam_hours')} h to "
+                  f"{paper_number('onebit_adam_hours')} h)", ".1f"),
+)
+
+
+def statistic_by_seed(claim: Claim, rows: pd.DataFrame) -> np.ndarray:
+    """The claim's statistic as an array, one number per seed; empty if its runs are not there."""
+    return claim.statistic(rows).to_numpy(dtype=float)

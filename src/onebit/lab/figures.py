@@ -1,0 +1,171 @@
+"""What all figures share: one look per optimizer, curves with their spread, the paper's panel, captions, files.
+
+A figure is a file experiments/figure_NN.py with EXPERIMENT, OPTIMIZERS and plot(rows); see `main`.
+"""
+
+import argparse
+import importlib.util
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .results import RESULTS, ROOT, load_records, load_rows, paper_curve, paper_number
+
+# Okabe and Ito's palette; with the line styles a curve is known without its colour.
+LOOKS = {
+    "adam": ("Adam", "#0072B2", "-", "o"),
+    "onebit_adam": ("1-bit Adam", "#D55E00", "--", "s"),
+    "onebit_adam_32bit": ("1-bit Adam (32 bits)", "#009E73", "-.", "^"),
+    "naive_onebit_adam": ("Adam (1-bit naive)", "#CC79A7", ":", "D"),
+}
+# The names that the paper gives to the same optimizers.
+PAPER_NAMES = {
+    "Adam": "adam",
+    "variance norm (vanilla Adam)": "adam",
+    "1-bit Adam": "onebit_adam",
+    "1-bit Adam (32-bits)": "onebit_adam_32bit",
+    "Adam (1-bit Naive)": "naive_onebit_adam",
+    "Adam w/ basic gradient compression": "naive_onebit_adam",
+}
+POINTS = 100  # each point of a curve averages 1 % of the steps
+
+
+def figure(columns: int, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with its axes in reading order."""
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
+                         "axes.grid": True, "grid.alpha": 0.3, "legend.frameon": False})
+    drawing, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.3 * rows), squeeze=False, layout="constrained")
+    return drawing, list(axes.flat)
+
+
+def look(optimizer: str, label: str) -> dict:
+    """The line of an optimizer, the same in every figure."""
+    _, colour, line, marker = LOOKS[optimizer]
+    return {"color": colour, "linestyle": line, "marker": marker, "markevery": 0.15, "markersize": 4, "linewidth": 1.5, "label": label}
+
+
+def curve(rows: pd.DataFrame, x: str, y: str, points: int = POINTS) -> pd.DataFrame:
+    """The curve of one optimizer: x, and mean, low and high of y over the seeds, in `points` blocks of steps.
+
+    Low and high are the lowest and highest seed. Steps at which y is not defined are left out.
+    """
+    rows = rows.dropna(subset=[y])
+    block = ((rows.step - 1) * points // rows.total_steps).rename("block")
+    seeds = rows.groupby([block, "seed"])[[x, y]].mean()
+    blocks = seeds.groupby("block")
+    return pd.DataFrame({"x": blocks[x].mean(), "mean": blocks[y].mean(), "low": blocks[y].min(), "high": blocks[y].max()})
+
+
+def draw(axes: Axes, rows: pd.DataFrame, x: str, y: str, x_scale: float = 1.0) -> None:
+    """One line and band per optimizer of `rows` against x / x_scale; a live run is a thin line over them."""
+    for optimizer in [name for name in LOOKS if name in set(rows.optimizer)]:
+        chosen = rows[rows.optimizer == optimizer]
+        committed, live = chosen[~chosen.live.astype(bool)], chosen[chosen.live.astype(bool)]
+        name = LOOKS[optimizer][0]
+        if len(committed):
+            line = curve(committed, x, y)
+            seeds = committed.seed.nunique()
+            axes.plot(line.x / x_scale, line["mean"], **look(optimizer, f"{name}, n = {seeds} seed{'s' * (seeds > 1)}"))
+            axes.fill_between(line.x / x_scale, line.low, line.high, color=LOOKS[optimizer][1], alpha=0.2, linewidth=0)
+        if len(live):
+            line = curve(live, x, y)
+            thin = {**look(optimizer, f"{name}, live, seed {live.seed.iloc[0]}"), "linewidth": 0.7, "markersize": 2}
+            axes.plot(line.x / x_scale, line["mean"], **thin)
+    axes.legend()
+
+
+def draw_paper(axes: Axes, name: str, curves: tuple[str, ...]) -> None:
+    """The paper's digitised curves, each in the look of its optimizer."""
+    for paper_name in curves:
+        points = paper_curve(name, paper_name)
+        optimizer = PAPER_NAMES[paper_name]
+        axes.plot(points.x, points.y, **look(optimizer, f"{LOOKS[optimizer][0]} (paper)"))
+    axes.legend()
+
+
+def mark_freeze(axes: Axes, x: float, text: str) -> None:
+    """A vertical line at T_w."""
+    axes.axvline(x, color="0.4", linewidth=0.8, linestyle=(0, (5, 3)))
+    axes.annotate(text, (x, 0.98), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points",
+                  va="top", fontsize=8, color="0.3")
+
+
+def freeze_step(rows: pd.DataFrame) -> int:
+    """T_w of the 1-bit Adam runs."""
+    return int(rows[rows.optimizer == "onebit_adam"].warmup_steps.iloc[0])
+
+
+def caption(rows: pd.DataFrame, records: list[dict]) -> str:
+    """What was run, and what the paper ran: all from run.json, the rows and results/paper/numbers.csv."""
+    first, seeds = records[0], rows[~rows.live.astype(bool)].seed.nunique()
+    samples = rows.samples.iloc[-1] / rows.step.iloc[-1]
+    frozen = [record for record in records if record["optimizer"] == "onebit_adam"]
+    warmup = f", T_w = {frozen[0]['warmup_steps']:,}" if frozen else ""
+    return (
+        f"Line: mean of n = {seeds} seeds; band: lowest to highest seed; a point averages {1 / POINTS:.0%} of the steps. "
+        f"Ours, profile {first['profile']}: {describe(first['config'])}, {samples:,.0f} samples a step, "
+        f"{first['total_steps']:,} steps{warmup}. "
+        f"The paper (curves digitised): BERT-Large, {paper_number('bert_large_parameters') / 1e6:.0f} M parameters, "
+        f"{paper_number('batch'):,.0f} samples a step, {paper_number('bert_large_128_steps'):,.0f} steps, "
+        f"T_w = {paper_number('bert_large_128_warmup'):,.0f}."
+    )
+
+
+def describe(config: dict) -> str:
+    """The model and the workers of a run, from its config."""
+    return f"{config['workers']} workers"
+
+
+def load_figure(name: str) -> ModuleType:
+    """The module experiments/<name>.py, e.g. figure_04."""
+    path = ROOT / "experiments" / f"{name}.py"
+    if not path.exists():
+        there = ", ".join(sorted(p.stem for p in path.parent.glob("figure_*.py")))
+        raise ValueError(f"there is no experiment {name!r}; there are {there}")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Path | None = None) -> Path:
+    """Draw plot(rows) of the committed runs under `root`, and of live ones under `live_root`, to figures/<name>.png and .pdf."""
+    records = load_records(root, module.EXPERIMENT, profile, module.OPTIMIZERS)
+    live = load_records(live_root, module.EXPERIMENT, profile, module.OPTIMIZERS) if live_root else []
+    frames = [load_rows(found, live=found is live) for found in (records, live) if found]
+    if not frames:
+        number = int(name.split("_")[1])
+        raise FileNotFoundError(f"no finished runs of {module.EXPERIMENT}, profile {profile}, under {root}: "
+                                f"make reproduce-figure-{number} PROFILE={profile} makes them")
+    rows = pd.concat(frames, ignore_index=True)
+    drawing = module.plot(rows)
+    drawing.text(0.01, -0.01, "\n".join(textwrap.wrap(caption(rows, records + live), int(15.5 * drawing.get_figwidth()))),
+                 va="top", fontsize=8, color="0.25")
+    path = (live_root or root) / "figures" / (name if profile == "laptop" else f"{name}_{profile}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Without dates in them, the same CSV gives the same files.
+    drawing.savefig(path.with_suffix(".png"), dpi=150, bbox_inches="tight", metadata={"Software": None})
+    drawing.savefig(path.with_suffix(".pdf"), bbox_inches="tight", metadata={"CreationDate": None, "ModDate": None})
+    plt.close(drawing)
+    return path.with_suffix(".png")
+
+
+def main(file: str) -> None:
+    """Redraw the figure of an experiments file from the committed CSV."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--profile", default="laptop")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder that holds runs/ and figures/")
+    options = parser.parse_args()
+    name = Path(file).stem
+    try:
+        print(save(load_figure(name), name, options.profile, options.results))
+    except FileNotFoundError as error:
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,166 @@
+"""Judging claims from rows: intervals, verdicts, and the report (`python -m onebit.lab.judge`)."""
+
+import argparse
+from dataclasses import dataclass
+from math import inf, isfinite, nan, sqrt
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from .claims import CLAIMS, Claim, statistic_by_seed
+from .results import RESULTS, ROOT, load
+
+LEVEL = 0.95
+FEWEST_SEEDS = 3
+# Another CPU rounds differently, which is no other result. All statistics are ratios to 1, so one floor does.
+FLOOR = 0.005
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over n seeds and the interval around it."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim, the interval of its statistic, and what follows from its rule."""
+
+    claim: Claim
+    interval: Interval
+    verdict: str
+    detail: str
+
+
+def mean_interval(values: np.ndarray) -> Interval:
+    """mean +- t_{0.975, n-1} s / sqrt(n). A mean that is infinite, because a run diverged, is its own interval."""
+    return _t_interval(values, variance_factor=1 / max(len(values), 1))
+
+
+def prediction_interval(values: np.ndarray) -> Interval:
+    """Where one more seed falls: mean +- max(t_{0.975, n-1} s sqrt(1 + 1/n), FLOOR)."""
+    interval = _t_interval(values, variance_factor=1 + 1 / max(len(values), 1))
+    return Interval(interval.mean, min(interval.low, interval.mean - FLOOR),
+                    max(interval.high, interval.mean + FLOOR), interval.n)
+
+
+def _t_interval(values, variance_factor):
+    n = len(values)
+    mean = float(np.mean(values)) if n else nan
+    if not isfinite(mean):
+        return Interval(mean, mean, mean, n)
+    if n == 1:
+        return Interval(mean, -inf, inf, n)
+    half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * float(np.std(values, ddof=1)) * sqrt(variance_factor)
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def verdict(interval: Interval, accepts: tuple[float, float]) -> str:
+    """What the rule says of an interval; claims.py has the words."""
+    low, high = accepts
+    if interval.n < FEWEST_SEEDS:
+        return "not judged"
+    if low <= interval.low and interval.high <= high:
+        return "reproduced"
+    if interval.high < low or interval.low > high:
+        return "not reproduced"
+    return "partly"
+
+
+def judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
+    """Apply the claim's rule to the rows of its experiment and profile."""
+    values = statistic_by_seed(claim, rows)
+    interval = mean_interval(values)
+    if claim.profile == "paper" and not len(values):
+        return Judgement(claim, interval, "needs a cluster", "")
+    return Judgement(claim, interval, verdict(interval, claim.accepts), claim.detail(rows) if len(values) else "")
+
+
+def consistent(claim: Claim, committed: pd.DataFrame, live: pd.DataFrame) -> str:
+    """Whether the live seed's statistic lies in the prediction interval of the committed seeds."""
+    values, new = statistic_by_seed(claim, committed), statistic_by_seed(claim, live)
+    if len(values) < FEWEST_SEEDS or not len(new):
+        return "not judged"
+    interval = prediction_interval(values)
+    return "consistent" if interval.low <= new.mean() <= interval.high else "not consistent"
+
+
+def judge_all(root: Path = RESULTS) -> list[Judgement]:
+    """Every claim, from the committed runs."""
+    return [judge(claim, load(root, claim.experiment, claim.profile)) for claim in CLAIMS]
+
+
+def show(interval: Interval, style: str) -> str:
+    """The mean and its interval, as the claim prints them."""
+    if not interval.n:
+        return "no runs"
+    if interval.n == 1 or not isfinite(interval.mean):
+        return f"{interval.mean:{style}}"
+    return f"{interval.mean:{style}} [{interval.low:{style}}, {interval.high:{style}}]"
+
+
+def table(header: list[str], lines: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))
+
+
+def report(judgements: list[Judgement]) -> str:
+    """results/CLAIMS.md."""
+    lines = []
+    for judgement in judgements:
+        claim = judgement.claim
+        ours = show(judgement.interval, claim.style) + (f"; {judgement.detail}" if judgement.detail else "")
+        lines.append([claim.name, f"{claim.statement} ({claim.place})", claim.rule, claim.paper(), ours,
+                      str(judgement.interval.n), f"{claim.experiment}, {claim.profile}", f"**{judgement.verdict}**"])
+    return "\n".join([
+        "# Claims",
+        "",
+        "Written by `make claims` from `results/runs`; do not edit. The rules stand in `src/onebit/lab/claims.py`, written before the runs.",
+        "",
+        f"Ours: the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed. The loss of a run is the mean training loss of its last 10 % of steps.",
+        f"*Reproduced*: the interval meets the rule. *Not reproduced*: it lies outside. *Partly*: it lies across the border. *Not judged*: fewer than {FEWEST_SEEDS} seeds.",
+        "*Needs a cluster*: only the paper's hardware can tell.",
+        "",
+        table(["", "claim", "rule", "paper", "ours", "n", "runs", "verdict"], lines),
+        "",
+    ])
+
+
+def summary(judgements: list[Judgement]) -> str:
+    """The table of the README."""
+    return table(["claim", "paper", "ours (95 % interval)", "seeds", "verdict"], [
+        [f"{j.claim.statement} ({j.claim.place})", j.claim.paper(),
+         show(j.interval, j.claim.style) + (f"; {j.detail}" if j.detail else ""), str(j.interval.n), j.verdict]
+        for j in judgements])
+
+
+def with_summary(readme: str, judgements: list[Judgement]) -> str:
+    """The README with the table between its two markers replaced."""
+    start, end = "<!-- claims: written by make claims -->", "<!-- end of claims -->"
+    before, _, rest = readme.partition(start)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"README.md needs the lines {start} and {end}, between which the table goes")
+    return f"{before}{start}\n{summary(judgements)}\n{end}{after}"
+
+
+def main() -> None:
+    """Write results/CLAIMS.md and the table in README.md, and print the verdicts."""
+    argparse.ArgumentParser(description=main.__doc__).parse_args()
+    judgements = judge_all()
+    (RESULTS / "CLAIMS.md").write_text(report(judgements), encoding="utf-8")
+    readme = ROOT / "README.md"
+    readme.write_text(with_summary(readme.read_text(encoding="utf-8"), judgements), encoding="utf-8")
+    for judgement in judgements:
+        print(f"{judgement.claim.name}  {judgement.verdict:16} {show(judgement.interval, judgement.claim.style)}  {judgement.claim.statement}")
+    print("results/CLAIMS.md and the table in README.md are written.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""How the workers of a run come to be: `comm=threads|gloo|nccl|mpi` chooses one of these classes.
+
+Each has `workers`, how many there are, and `run(work)`, which calls work(communicator, turn) on every worker that lives
+in this process or is started by it. `turn` is a lock: workers that share a process, and so torch's random state, hold it
+while they compute. If a worker fails, all stop, and `run` raises or the process ends with the worker's traceback.
+"""
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from multiprocessing import connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from onebit.comm import Communicator, Mpi, TorchDistributed, abort_on_error, run_threads
+
+DEFAULT_WORKERS = 4
+TIMEOUT = 600  # seconds that a worker waits in a collective for the others: the slowest one may be reading its data
+Work = Callable[[Communicator, AbstractContextManager], None]
+
+
+class WorkerError(RuntimeError):
+    """A worker process has failed; the message holds its traceback."""
+
+
+class Threads:
+    """Workers are threads of this process, which take turns in computing."""
+
+    def __init__(self, *, workers: int | None):
+        self.workers = _positive(workers or DEFAULT_WORKERS)
+
+    def run(self, work: Work) -> None:
+        turn = threading.Lock()
+        run_threads(self.workers, lambda communicator: _work(work, communicator, turn), TIMEOUT * self.workers)
+
+
+class Processes:
+    """Workers are processes of a torch.distributed group: one that exists, or torchrun's, or else started here.
+
+    backend: gloo or nccl.
+    """
+
+    def __init__(self, *, workers: int | None, backend: str):
+        self.backend = backend
+        self.launched = dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+        if self.launched:
+            size = dist.get_world_size() if dist.is_initialized() else int(os.environ["WORLD_SIZE"])
+            self.workers = _same(workers, size, f"torchrun --nproc-per-node {workers} -m onebit.lab.train ...")
+        else:
+            self.workers = _positive(workers or DEFAULT_WORKERS)
+
+    def run(self, work: Work) -> None:
+        if not self.launched:
+            return _start_processes(self.workers, self.backend, work)
+        joined_here = not dist.is_initialized()
+        if joined_here:
+            _bind_gpu(int(os.environ.get("LOCAL_RANK", 0)), self.backend)
+            dist.init_process_group(self.backend, timeout=timedelta(seconds=TIMEOUT))
+        _work(work, TorchDistributed(), nullcontext())
+        if joined_here:
+            dist.destroy_process_group()
+
+
+class MpiWorld:
+    """Workers are the processes that mpirun or srun has started.
+
+    cuda_aware: hand GPU memory to MPI.
+    """
+
+    def __init__(self, *, workers: int | None, cuda_aware: bool):
+        local = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("MPI_LOCALRANKID") or os.environ.get("SLURM_LOCALID")
+        _bind_gpu(int(local or 0), "nccl" if cuda_aware else "mpi")
+        self.communicator = Mpi(cuda_aware=cuda_aware, timeout=TIMEOUT)
+        self.workers = _same(workers, self.communicator.size, f"mpirun -n {workers} python -m onebit.lab.train comm=mpi ...")
+
+    def run(self, work: Work) -> None:
+        with abort_on_error(self.communicator):
+            _work(work, self.communicator, nullcontext())
+
+
+def _work(work: Work, communicator: Communicator, turn: AbstractContextManager) -> None:
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # the workers share the cores; and sums do not depend on how many there are
+    work(communicator, turn)
+
+
+def _positive(workers: int) -> int:
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, not {workers}: leave it out for {DEFAULT_WORKERS}.")
+    return workers
+
+
+def _same(workers: int | None, size: int, launch: str) -> int:
+    if workers not in (None, size):
+        raise ValueError(f"workers={workers}, but {size} processes were started: leave workers out, or launch with\n    {launch}")
+    return size
+
+
+def _bind_gpu(local_rank: int, backend: str) -> None:
+    """NCCL wants each process on a GPU of its own, before the group is made."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    elif backend == "nccl":
+        raise RuntimeError("comm=nccl needs GPUs, and there is none here: use comm=gloo or comm=threads.")
+
+
+def _start_processes(workers: int, backend: str, work: Work) -> None:
+    """Fork the workers, wait for all, and end all as soon as one fails. Forked, they need not import torch again."""
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    errors = context.SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="onebit-") as folder:
+        processes = [
+            context.Process(target=_worker, args=(rank, workers, backend, folder, errors, work), name=f"worker {rank}")
+            for rank in range(workers)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            _join(processes, errors)
+        finally:
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+
+
+def _join(processes: list, errors) -> None:
+    """Wait until all have ended in order; WorkerError as soon as one has not."""
+    running = processes
+    while running:
+        connection.wait([process.sentinel for process in running])
+        # A worker that was killed comes first: the errors of the others, who have lost it, are its consequence.
+        for process in sorted(running, key=lambda process: process.exitcode or 0):
+            if process.exitcode is not None and process.exitcode < 0:
+                name = signal.Signals(-process.exitcode).name
+                raise WorkerError(f"{process.name} was ended by {name}, for want of memory perhaps.")
+            if process.exitcode:
+                raise WorkerError(f"{process.name} failed" if errors.empty() else errors.get())
+        running = [process for process in running if process.exitcode is None]
+
+
+def _worker(rank: int, workers: int, backend: str, folder: str, errors, work: Work) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends the workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        _bind_gpu(rank, backend)
+        if "lo" in (name for _, name in socket.if_nameindex()):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whose name may not resolve
+        rendezvous = Path(folder, "rendezvous").as_uri()
+        timeout = timedelta(seconds=TIMEOUT)
+        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=workers, timeout=timeout)
+        _work(work, TorchDistributed(), nullcontext())
+        dist.destroy_process_group()
+    except BaseException:
+        errors.put(f"worker {rank} failed:\n{traceback.format_exc()}")
+        sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)

@@ -1,0 +1,175 @@
+"""What a run leaves behind: curve.csv, run.json and, when asked, the same curves in Weights & Biases."""
+
+import csv
+import json
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+
+COLUMNS = (
+    "experiment", "profile", "optimizer", "seed", "commit", "step", "samples", "seconds", "loss", "lr", "phase",
+    "variance_l1", "variance_l2", "variance_ratio", "bytes_sent", "bytes_received", "calls",
+)  # fmt: skip
+TRAFFIC = ("bytes_sent", "bytes_received", "calls")
+ROOT = Path(__file__).parents[3]
+# Options that a run may change when it is resumed.
+INCIDENTAL = (
+    "cache", "checkpoint_every", "comm", "data_root", "device", "output", "overwrite", "progress", "resume", "wandb", "workers",
+)  # fmt: skip
+TAIL = 0.1  # of the rows: the final loss is their mean
+
+
+def read_run(folder: Path) -> dict:
+    """run.json of a run's folder; {} if there is none."""
+    path = folder / "run.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def commit() -> str:
+    """The commit that is checked out, "+dirty" if what computes the results differs from it; "unknown" outside git."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        return head + ("+dirty" if _git("status", "--porcelain", "--", "src", "conf", "experiments") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def environment() -> dict:
+    """The versions and the machine."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "gpu": gpu,
+    }
+
+
+def check_folder(folder: Path, config: dict, *, resume: bool, overwrite: bool) -> None:
+    """Raise ValueError if a run in `folder` would be lost, or continued as another than it is."""
+    if resume and overwrite:
+        raise ValueError("resume=true goes on with a run and overwrite=true starts it anew: leave one of them out.")
+    run = read_run(folder)
+    if not run or overwrite:
+        return
+    if not resume:
+        raise ValueError(
+            f"{folder} holds a run ({run['status']}): go on with it by resume=true, start anew by overwrite=true, or "
+            "choose another folder by output=DIR."
+        )
+    own, saved = (json.loads(json.dumps(c)) for c in (config, run["config"]))
+    differing = [key for key in own.keys() | saved.keys() if key not in INCIDENTAL and own.get(key) != saved.get(key)]
+    if differing:
+        raise ValueError(
+            f"{folder} holds a run with another {', '.join(sorted(differing))}: resume=true needs the same options; start "
+            "anew by overwrite=true, or choose another folder by output=DIR."
+        )
+
+
+class Recorder:
+    """The records of a run, in `folder`: curve.csv has a row for every `every`-th step and for the last.
+
+    Args:
+        facts: what goes into run.json; experiment, profile, optimizer and seed also go into each row.
+        wandb: "disabled", "offline" or "online".
+    """
+
+    def __init__(self, folder: Path, facts: dict, *, every: int, wandb: str):
+        self.folder = folder
+        self.every = every
+        self.wandb = wandb
+        self.facts = {**facts, "commit": commit(), "environment": environment()}
+        self.identity = {name: self.facts[name] for name in COLUMNS[:5]}
+        self.losses = []
+        self.norms = {}  # ||v_t||_1 by step t
+        self.before = dict.fromkeys((*TRAFFIC, "seconds"), 0)  # of the stretches of the run before this one
+
+    def start(self, state: dict | None) -> None:
+        """Begin, or go on from `state`: rows after that state are cut off."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        kept = []
+        if state is not None:
+            self.losses, self.norms, self.before = state["losses"], state["norms"], state["before"]
+            kept = (self.folder / "curve.csv").read_text().splitlines()[1 : 1 + len(self.losses)]
+        partial = self.folder / "curve.csv.partial"
+        partial.write_text("\n".join([",".join(COLUMNS), *kept]) + "\n")
+        os.replace(partial, self.folder / "curve.csv")
+        self.file = open(self.folder / "curve.csv", "a", buffering=1, newline="")  # noqa: SIM115, closed in finish
+        self.writer = csv.DictWriter(self.file, COLUMNS, lineterminator="\n")
+        self._write_facts("running", {})
+        self.started = time.monotonic()
+        self.curves = self._start_wandb()
+
+    def row(self, *, optimizer, samples: int, loss: float, lr: float, phase: str) -> None:
+        """Record the step that `optimizer` has just taken."""
+        step = optimizer.steps
+        l1, l2 = optimizer.variance_norms()
+        window = round(1 / (1 - optimizer.param_groups[0]["betas"][1]))
+        earlier = self.norms.get(step - window)
+        self.norms = {t: norm for t, norm in self.norms.items() if t > step - window} | {step: l1}
+        curves = {
+            "step": step,
+            "samples": samples,
+            "seconds": round(self._seconds(), 3),
+            "loss": loss,
+            "lr": float(f"{lr:.6g}"),
+            "phase": phase,
+            "variance_l1": float(f"{l1:.6g}"),
+            "variance_l2": float(f"{l2:.6g}"),
+            "variance_ratio": float(f"{l1 / earlier:.6g}") if earlier else None,
+            **self._traffic(optimizer),
+        }
+        self.writer.writerow(self.identity | curves)
+        self.losses.append(loss)
+        if self.curves is not None:
+            self.curves.log(curves, step=step)
+
+    def finish(self, status: str, optimizer) -> None:
+        """status: finished or diverged."""
+        tail = self.losses[-max(1, round(TAIL * len(self.losses))) :]
+        final = {"step": optimizer.steps, "loss": sum(tail) / len(tail), "seconds": round(self._seconds(), 3)}
+        self._write_facts(status, final | self._traffic(optimizer))
+        self.file.close()
+        if self.curves is not None:
+            self.curves.summary["status"] = status
+            self.curves.finish()
+
+    def state_dict(self, optimizer) -> dict:
+        before = self._traffic(optimizer) | {"seconds": self._seconds()}
+        return {"losses": self.losses, "norms": self.norms, "before": before}
+
+    def _seconds(self) -> float:
+        return self.before["seconds"] + time.monotonic() - self.started
+
+    def _traffic(self, optimizer) -> dict:
+        return {name: self.before[name] + getattr(optimizer.communication, name) for name in TRAFFIC}
+
+    def _write_facts(self, status: str, final: dict) -> None:
+        partial = self.folder / "run.json.partial"
+        partial.write_text(json.dumps(self.facts | {"status": status, "final": final}, indent=1) + "\n")
+        os.replace(partial, self.folder / "run.json")
+
+    def _start_wandb(self):
+        if self.wandb == "disabled":
+            return None
+        import wandb
+
+        facts = self.facts
+        return wandb.init(
+            project="onebit",
+            group=facts["experiment"],
+            name=f"{facts['optimizer']}-{facts['profile']}-seed-{facts['seed']}",
+            config=facts,
+            mode=self.wandb,
+            dir=self.folder,
+        )

@@ -1,0 +1,113 @@
+"""BERT pre-training: masked words and next sentence, in transformers' own model."""
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from onebit.lab.tasks.corpus import Corpus, load_corpus
+from onebit.lab.tasks.tokenizer import CLS, MASK, PAD, SEP
+
+MASKED = 0.15  # of the words
+KEPT, RANDOM = 0.1, 0.1  # of the masked words; the other 80 % are replaced by [MASK]
+IGNORED = -100  # the label that the loss leaves out
+
+
+class BertPretraining:
+    """Devlin et al. 2019: [CLS] A [SEP] B [SEP], where B follows A in its document or, half of the time, comes from another.
+
+    15 % of the words are to be guessed; of these 80 % are masked, 10 % replaced by a random piece, 10 % left as they are.
+    The loss is the sum of the two mean cross-entropies, in nats.
+
+    model: keywords of transformers' BertConfig.
+    text, tokenizer: members of `tasks.text` and `tasks.tokenizer`.
+    cache: the folder for the tokenized text; it may be deleted at any time.
+
+    Unlike the original, which writes ten copies of the data to disk, examples are drawn on the fly, with replacement.
+    """
+
+    def __init__(self, *, model: dict, text, tokenizer, cache: str):
+        self.model_config = dict(model)
+        self.text = text
+        self.tokenizer = tokenizer
+        self.cache = Path(cache).expanduser()
+
+    def model(self) -> torch.nn.Module:
+        from transformers import BertConfig, BertForPreTraining
+
+        unknown = set(self.model_config) - set(BertConfig().to_dict())
+        if unknown:
+            raise ValueError(f"BertConfig has no {', '.join(sorted(unknown))}: see transformers.BertConfig for its keywords.")
+        return BertForPreTraining(BertConfig(**self.model_config))
+
+    def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return model(**batch).loss
+
+    def description(self) -> dict:
+        return {"corpus_tokens": len(self.corpus.tokens), "corpus_sha256": self.corpus.sha256}
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        corpus = load_corpus(self.text, self.tokenizer, self.cache)
+        if corpus.vocab_size > self.model_config["vocab_size"]:
+            raise ValueError(
+                f"The tokenizer has {corpus.vocab_size} pieces and the model {self.model_config['vocab_size']}: "
+                f"set task.model.vocab_size={corpus.vocab_size}."
+            )
+        return corpus
+
+    def batch(self, seed: int, step: int, rank: int, micro: int, size: int, length: int) -> dict[str, torch.Tensor]:
+        """`size` examples of `length` tokens."""
+        random = np.random.default_rng([seed, step, rank, micro])
+        special = self.corpus.special
+        inputs = np.full((size, length), special[PAD], np.int64)
+        is_b = np.zeros((size, length), np.int64)
+        words = np.zeros((size, length), bool)
+        is_random = random.random(size) < 0.5
+        for i in range(size):
+            a, b = self._pair(random, is_random[i], room=length - 3)
+            row = np.concatenate([[special[CLS]], a, [special[SEP]], b, [special[SEP]]])
+            inputs[i, : len(row)] = row
+            is_b[i, len(a) + 2 : len(row)] = 1
+            words[i, 1 : len(a) + 1] = words[i, len(a) + 2 : len(row) - 1] = True
+        attended = inputs != special[PAD]
+        inputs, labels = self._masked(random, inputs, words)
+        return {
+            "input_ids": torch.from_numpy(inputs),
+            "token_type_ids": torch.from_numpy(is_b),
+            "attention_mask": torch.from_numpy(attended.astype(np.int64)),
+            "labels": torch.from_numpy(labels),
+            "next_sentence_label": torch.from_numpy(is_random.astype(np.int64)),
+        }
+
+    def _pair(self, random, is_random: bool, room: int) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of A and B, together at most `room`."""
+        tokens, segments, document_ends = self.corpus[:3]
+        first = random.integers(len(document_ends))
+        while first + 1 == document_ends[first]:  # nothing follows it
+            first = random.integers(len(document_ends))
+        # A has as many segments as fill half the room, but leaves one of its document to B.
+        after_a = np.searchsorted(segments, segments[first] + room // 2)
+        after_a = min(max(after_a, first + 1), document_ends[first] - 1)
+        start_b = after_a
+        while is_random and document_ends[start_b] == document_ends[first]:
+            start_b = random.integers(len(document_ends))
+        a = tokens[segments[first] : segments[after_a]]
+        b = tokens[segments[start_b] : min(segments[document_ends[start_b]], segments[start_b] + room)]
+        # The longer of the two gives way, until they fit: at the front of A or at its end, so that A is no marker of B.
+        length_a = min(len(a), max(room - len(b), (room + 1) // 2))
+        cut = random.integers(len(a) - length_a + 1)
+        return a[cut : cut + length_a], b[: room - length_a]
+
+    def _masked(self, random, inputs: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The inputs with words replaced, and the labels: the words that are to be guessed, elsewhere IGNORED."""
+        count = np.maximum(1, np.round(MASKED * words.sum(1))).astype(np.int64)
+        order = np.argsort(np.where(words, random.random(words.shape), 2.0), axis=1)
+        rank_of = np.argsort(order, axis=1)
+        chosen = rank_of < count[:, None]
+        fate = random.random(words.shape)
+        replaced = np.where(fate < 1 - KEPT - RANDOM, self.corpus.special[MASK], inputs)
+        pieces = random.integers(len(self.corpus.special), self.corpus.vocab_size, words.shape)
+        replaced = np.where(fate >= 1 - RANDOM, pieces, replaced)
+        return np.where(chosen, replaced, inputs), np.where(chosen, inputs, IGNORED)

@@ -1,0 +1,100 @@
+"""Text as numbers on disk: documents cut into segments (sentences), tokenized once, and read by all processes."""
+
+import hashlib
+import json
+import re
+import shutil
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from filelock import FileLock
+
+from onebit.lab.tasks.tokenizer import SPECIAL
+
+FORMAT = 1  # part of the cache's key: raise it when what is stored changes
+DOCUMENTS_AT_ONCE = 256
+
+
+class Corpus(NamedTuple):
+    """The tokens of all documents, end to end.
+
+    tokens: uint16 or uint32 [n].
+    segments: int64 [s + 1], where each segment starts in `tokens`, and n at the end.
+    document_ends: int64 [s], for each segment the number of the first segment of the next document.
+    special: the numbers of [PAD], [UNK], [CLS], [SEP], [MASK]. vocab_size. sha256: of the tokens.
+    """
+
+    tokens: np.ndarray
+    segments: np.ndarray
+    document_ends: np.ndarray
+    special: dict[str, int]
+    vocab_size: int
+    sha256: str
+
+
+def split_segments(document: str) -> list[str]:
+    """Sentences: a paragraph ends at a blank line, a sentence at . ! or ? before a space."""
+    paragraphs = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", document))
+    return [sentence for paragraph in paragraphs for sentence in re.split(r"(?<=[.!?]) ", paragraph) if sentence]
+
+
+def load_corpus(text, tokenizer, cache: Path) -> Corpus:
+    """The corpus of `text` under `tokenizer`, from `cache`, or built there: by one process, while the others wait."""
+    key = hashlib.sha256(f"{FORMAT}|{text.fingerprint()}|{tokenizer.fingerprint()}".encode()).hexdigest()[:16]
+    folder = cache / f"corpus-{key}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            _build(text, tokenizer.build(text.documents()), folder)
+    about = json.loads((folder / "about.json").read_text())
+    dtype = about.pop("dtype")
+    return Corpus(
+        tokens=np.memmap(folder / "tokens", dtype, "r"),
+        segments=np.memmap(folder / "segments", np.int64, "r"),
+        document_ends=np.memmap(folder / "document_ends", np.int64, "r"),
+        **about,
+    )
+
+
+def _build(text, tokenizer, folder: Path) -> None:
+    vocab_size = tokenizer.get_vocab_size()
+    dtype = np.dtype("uint16" if vocab_size <= 2**16 else "uint32")
+    partial = folder.with_suffix(".partial")  # left by a process that was killed, perhaps
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    starts, ends, digest = array("q", [0]), array("q"), hashlib.sha256()
+    with open(partial / "tokens", "wb") as file:
+        for document in _tokenized(text.documents(), tokenizer):
+            for ids in document:
+                data = np.array(ids, dtype).tobytes()
+                file.write(data)
+                digest.update(data)
+                starts.append(starts[-1] + len(ids))
+            ends.extend([len(ends) + len(document)] * len(document))
+    if len(set(ends)) < 2 or len(set(ends)) == len(ends):
+        raise RuntimeError(
+            "The text has no two documents with sentences that follow each other, so there are no sentence pairs to "
+            "learn from: give a text with longer documents (for rows that are single sentences, raise `rows`)."
+        )
+    (partial / "segments").write_bytes(starts.tobytes())
+    (partial / "document_ends").write_bytes(ends.tobytes())
+    special = {piece: tokenizer.token_to_id(piece) for piece in SPECIAL}
+    about = {"dtype": str(dtype), "special": special, "vocab_size": vocab_size, "sha256": digest.hexdigest()}
+    (partial / "about.json").write_text(json.dumps(about))
+    partial.rename(folder)
+
+
+def _tokenized(documents: Iterable[str], tokenizer) -> Iterator[list[list[int]]]:
+    """For each document that has words, for each of its segments, the tokens."""
+    documents = iter(documents)
+    while some := list(islice(documents, DOCUMENTS_AT_ONCE)):
+        cut = [split_segments(document) for document in some]
+        encoded = iter(tokenizer.encode_batch([s for segments in cut for s in segments], add_special_tokens=False))
+        for segments in cut:
+            document = [encoding.ids for encoding in islice(encoded, len(segments)) if encoding.ids]
+            if document:
+                yield document
