@@ -110,9 +110,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        before = self._wire()
         self._check_ranks()
         self._check_flags()
+        before = self._wire()
         self.last_step_skipped = not self._take_step()
         self._last = self._traffic_since(before)
         self._total = self._total.plus(self._last)
@@ -187,7 +187,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def communication(self):
-        """A frozen snapshot of this rank's traffic in `step`: bytes_sent, bytes_received, calls, compression_ratio; `.last_step` alike."""
+        """A frozen snapshot of this rank's traffic in steps: bytes_sent, bytes_received, calls, compression_ratio; `.last_step` alike.
+
+        It leaves out how the ranks are compared at the first step; the communicator's own counters have everything.
+        """
         return Communication(**vars(self._total), last_step=self._last)
 
     # ---- checkpoints
@@ -262,8 +265,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._ranks_checked = False
 
     def restart_warmup(self, steps):
-        """Only 1-bit optimizers with a frozen variance have a warm-up to restart."""
-        raise ValueError(f"{type(self).__name__} has no warm-up to restart")
+        """Go back to exact Adam for `steps` steps; nothing changes for an optimizer that never freezes its variance."""
 
     def synchronize(self):
         """Make the state the same on all ranks, so that one checkpoint serves them all. All ranks must call it."""

@@ -54,12 +54,15 @@ class OneBitAdam(DistributedAdam):
         self._warned_of_late_gradients = False
         super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
                          check_finite=check_finite, communicator=communicator, **unknown)
-        self.warmup.bind(max(group["betas"][1] for group in self.param_groups))
+        self._bind_warmup(self.warmup)
 
     @property
     def phase(self):
-        over = self.warmup.is_over(self.steps) if self._restart_end is None else self.steps >= self._restart_end
-        return "compressed" if over else "warmup"
+        return "compressed" if self.warmup.is_over(self.steps) else "warmup"
+
+    def _bind_warmup(self, policy):
+        policy.bind(max(group["betas"][1] for group in self.param_groups))
+        self.warmup = policy
 
     def _describe(self):
         return f"{super()._describe()}, {self.phase}, warmup={self.warmup!r}, variance_floor={self.variance_floor}"
@@ -74,7 +77,8 @@ class OneBitAdam(DistributedAdam):
         taken = self._exact_step()
         if taken:
             self._variance_steps += 1
-            self.warmup.observe(self.steps, self.variance_norms()[0])
+            if self.warmup.wants(self.steps):
+                self.warmup.observe(self.steps, self.variance_norms()[0])
         return taken
 
     def _compressed_step(self):
@@ -153,6 +157,7 @@ class OneBitAdam(DistributedAdam):
         mask. All ranks must call it, between the same two steps.
         """
         self._restart_end = self.steps + FixedSteps(steps).steps
+        self._bind_warmup(FixedSteps(self._restart_end))
         self._follow_phase()
 
     def synchronize(self):
@@ -170,10 +175,10 @@ class OneBitAdam(DistributedAdam):
 
     def _warn_if_unsettled(self):
         policy = self.warmup
-        if policy.ratio is None:
-            self._warn(f"the variance is frozen after {self.steps} steps, no more than its memory 1 / (1 - beta2) = {policy.window}: it is "
+        if self._variance_steps <= policy.window:
+            self._warn(f"the variance is frozen after {self._variance_steps} steps, no more than its memory 1 / (1 - beta2) = {policy.window}: it is "
                        "likely not settled, and training may be slow or unstable. A longer warmup is safer")
-        elif not policy.is_settled():
+        elif policy.ratio is not None and not policy.is_settled():
             self._warn(f"the variance is frozen after {self.steps} steps while it still changes: ||v_t||_1 / ||v_(t-{policy.window})||_1 = "
                        f"{policy.ratio:.3f}, outside [{policy.threshold}, {1 / policy.threshold:.3f}]. A longer warmup, or "
                        "onebit.VarianceRatio, is safer")
@@ -205,7 +210,10 @@ class OneBitAdam(DistributedAdam):
         self._variance_steps = facts.get("variance_steps", self.steps)
         self._variance_is_corrected = facts.get("variance_is_corrected", False)
         self._restart_end = facts.get("restart_end")
-        self.warmup.load_state_dict(facts.get("warmup", {"norms": []}))
+        if self._restart_end is not None:
+            self._bind_warmup(FixedSteps(self._restart_end))
+        if "warmup" in facts:
+            self.warmup.load_state_dict(facts["warmup"])
         self._allreduce = None
         if facts.get("has_errors"):
             self._make_allreduce()

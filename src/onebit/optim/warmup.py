@@ -1,38 +1,42 @@
 """When to freeze the variance: policies that answer one question, is the warm-up over after t steps?"""
 
 import math
-from collections import deque
 
 
 class Policy:
-    """Keeps the l1 norms of the variance over the last `window` steps.
+    """Watches the l1 norm of the variance over a window of steps.
 
     Attributes:
         window: Delta, steps; 1 / (1 - beta2), the memory of the variance, unless given.
         threshold: the variance counts as settled while threshold <= ||v_t||_1 / ||v_{t - Delta}||_1 <= 1 / threshold.
+        norms: {step: bias-corrected l1 norm} as far as it is still needed.
     """
 
     def __init__(self, threshold=0.96, window=None):
         self.threshold = threshold
         self.window = window
-        self.norms = deque()
+        self.norms = {}
 
     def bind(self, beta2):
         """Called by the optimizer once it knows beta2."""
         if self.window is None:
             self.window = max(1, round(1 / (1 - beta2)))
-        self.norms = deque(self.norms, maxlen=self.window + 1)
+
+    def wants(self, step):
+        """Whether to observe the norm after this step; it costs a pass over the variance."""
+        raise NotImplementedError
 
     def observe(self, step, norm):
-        """Take note of ||v_t||_1, the bias-corrected l1 norm after `step`."""
-        self.norms.append(norm)
+        """Take note of ||v_t||_1 after step t."""
+        self.norms[step] = norm
+        self.norms.pop(step - self.window - 1, None)
 
     @property
     def ratio(self):
-        """||v_t||_1 / ||v_{t - Delta}||_1; None before step Delta + 1 or where it is not defined."""
-        if len(self.norms) <= self.window or not self.norms[0]:
-            return None
-        return self.norms[-1] / self.norms[0]
+        """||v_t||_1 / ||v_{t - Delta}||_1 of the last step observed; None where it is not known."""
+        last = max(self.norms, default=0)
+        before = self.norms.get(last - self.window)
+        return self.norms[last] / before if before else None
 
     def is_settled(self):
         return self.ratio is not None and self.threshold <= self.ratio <= 1 / self.threshold
@@ -41,10 +45,10 @@ class Policy:
         raise NotImplementedError
 
     def state_dict(self):
-        return {"norms": list(self.norms)}
+        return {"norms": dict(self.norms)}
 
     def load_state_dict(self, state):
-        self.norms = deque(state["norms"], maxlen=self.norms.maxlen)
+        self.norms = dict(state["norms"])
 
 
 class FixedSteps(Policy):
@@ -57,6 +61,9 @@ class FixedSteps(Policy):
             raise ValueError(f"warmup must be a whole number of steps, at least 1, not {steps!r}: "
                              "compression needs a variance to freeze; 15 to 25 % of all steps is the papers' rule of thumb")
         self.steps = steps
+
+    def wants(self, step):
+        return step in (self.steps - self.window, self.steps)
 
     def is_over(self, step):
         return step >= self.steps
@@ -75,7 +82,7 @@ class VarianceRatio(Policy):
 
     Args:
         threshold: 0.96 in the paper.
-        min_steps: the number of learning-rate warm-up steps, while which the variance is unstable.
+        min_steps: the number of learning-rate warm-up steps, in which the variance is unstable.
         window: Delta, steps; default 1 / (1 - beta2).
     """
 
@@ -91,9 +98,12 @@ class VarianceRatio(Policy):
         self.min_steps = min_steps
         self.chosen = None
 
+    def wants(self, step):
+        return self.chosen is None
+
     def observe(self, step, norm):
         super().observe(step, norm)
-        if self.chosen is None and step >= max(self.min_steps, self.window) and self.is_settled():
+        if step >= max(self.min_steps, self.window) and self.is_settled():
             self.chosen = step
 
     def is_over(self, step):

@@ -1,0 +1,80 @@
+"""Threads, gloo processes and MPI give the same bits in both phases, and differing ranks raise on all of them."""
+
+import onebit
+import pytest
+import torch
+from launch import BACKENDS
+from test_behaviour import differing, everything, make, step
+from test_checkpoint import saved
+
+SHAPES = ((70,), (9, 15), (0, 4), (), (257, 3))
+
+
+def train(communicator):
+    """24 steps across the freeze, one skipped, a new warm-up and a resume; the state after each, and the traffic."""
+    history = []
+    for kind, options in ((onebit.OneBitAdam, {"warmup": 6}), (onebit.NaiveOneBitAdam, {}), (onebit.DistributedAdam, {})):
+        run = make(communicator, kind, shapes=SHAPES, max_grad_norm=3.0, betas=(0.9, 0.7), **options)
+        for t in range(24):
+            if t == 15:
+                run.optimizer.restart_warmup(3)
+            if t == 20:
+                run.optimizer.load_state_dict(saved(run.optimizer))
+            bad = t == 10 and communicator.rank == communicator.size - 1
+            step(run, t, communicator.rank, scale=float("nan") if bad else 1.0)
+            history.append((everything(run), run.optimizer.phase, run.optimizer.last_step_skipped, vars(run.optimizer.communication.last_step)))
+    return history
+
+
+def several_things(communicator):
+    message = differing(communicator, lambda params, options: (params[:1], options)) if communicator.size > 2 else None
+    return train(communicator), message
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_threads_and_processes_agree_bit_for_bit(backend, size):
+    expected = BACKENDS["threads"](size, several_things)
+    for (history, message), (other, other_message) in zip(expected, BACKENDS[backend](size, several_things), strict=True):
+        assert message == other_message and (size < 3 or "nothing more" in message)
+        for step_expected, step_other in zip(history, other, strict=True):
+            assert step_expected[1:] == step_other[1:]
+            assert all(torch.equal(a, b) for a, b in zip(step_expected[0], step_other[0], strict=True))
+        assert sum(skipped for _, _, skipped, _ in history) == 3
+        assert [phase for _, phase, _, _ in history[:24]].count("compressed") > 8
+
+
+def two_groups_of_two(communicator):
+    """Ranks {0, 2} and {1, 3} train different models, one group slower than the other; what it does alone, it does beside the other."""
+    import time
+
+    groups = [torch.distributed.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    mine = communicator.rank % 2
+    own = onebit.comm.TorchDistributed(groups[mine])
+    run = make(own, shapes=[((33,),), ((5, 7), (12,))][mine], warmup=4)
+    for t in range(10):
+        time.sleep(0.02 * mine)
+        step(run, t, own.rank)
+    return mine, everything(run)
+
+
+def test_disjoint_process_groups_do_not_disturb_each_other():
+    alone = [BACKENDS["threads"](2, group_alone, mine) for mine in range(2)]
+    for rank, (mine, state) in enumerate(BACKENDS["gloo"](4, two_groups_of_two)):
+        assert all(torch.equal(a, b) for a, b in zip(state, alone[mine][rank // 2], strict=True))
+
+
+def group_alone(communicator, mine):
+    run = make(communicator, shapes=[((33,),), ((5, 7), (12,))][mine], warmup=4)
+    for t in range(10):
+        step(run, t, communicator.rank)
+    return everything(run)
+
+
+def default_group(communicator):
+    optimizer = make(None, warmup=3).optimizer
+    return type(optimizer.communicator).__name__, optimizer.communicator.size
+
+
+def test_the_default_process_group_is_used():
+    assert BACKENDS["gloo"](2, default_group) == [("TorchDistributed", 2)] * 2
