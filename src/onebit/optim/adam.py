@@ -93,7 +93,11 @@ class DistributedAdam(DistributedOptimizer):
         """(c1, c2): 1 - beta1^t and 1 - beta2^t, or 1."""
         if not self.bias_correction:
             return 1.0, 1.0
-        return tuple(1 - beta**self.steps for beta in group["betas"])
+        return 1 - group["betas"][0] ** self.steps, self._variance_correction(part, group)
+
+    def _variance_correction(self, part, group):
+        """What v must be divided by to correct it for starting at zero."""
+        return 1 - group["betas"][1] ** self.steps if self.steps else 1.0
 
     def variance_norms(self):
         """(||v||_1, ||v||_2) of the bias-corrected variance over all parameters: what shows whether it may be frozen."""
@@ -104,6 +108,3 @@ class DistributedAdam(DistributedOptimizer):
                 sums[0] += total(v)
                 sums[1] += total(v.double().square())
         return sums[0], sums[1] ** 0.5
-
-    def _variance_correction(self, part, group):
-        return 1 - group["betas"][1] ** self.steps if self.steps else 1.0

@@ -1,23 +1,18 @@
 """What all optimizers share: flat state, agreement among the ranks, traffic, checkpoints."""
 
-import warnings
-
 import torch
 
 from ..comm import default_communicator
 from .agreement import check_same_on_all_ranks, checksum, clip_factor
+from .checkpoint import check_shapes, errors_to_take, warn_of_lost_errors
 from .flat import FlatState
-from .options import check_dense, check_group, check_max_grad_norm, check_tensors, option_names, reject_unknown
+from .options import check_dense, check_group, check_max_grad_norm, check_not_moved, check_tensors, option_names, reject_unknown
 from .traffic import Communication, Traffic
 
 MAX_CONSECUTIVE_SKIPS = 100
+MOMENTS = ("exp_avg", "exp_avg_sq")
 GROUP_OPTIONS = ("lr", "betas", "eps", "weight_decay", "compress")
 GROUP_KEYS = (*GROUP_OPTIONS, "params", "param_names", "name", "initial_lr")  # the last is a learning-rate scheduler's
-_FOREIGN_ERRORS = (
-    "this checkpoint holds the compression errors of rank {rank} of {size}, and this is rank {own_rank} of {own_size}. Either let each rank "
-    "save and load its own file; or call optimizer.synchronize() before saving, then one file serves every rank and any number of "
-    "ranks; or load_state_dict(..., reset_errors=True) to go on without what the errors hold"
-)
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -46,7 +41,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._skips = 0
         self._total = self._last = Traffic()
         self._ranks_checked = False
-        self._errors_are_shared = False
+        self._errors_are_shared = False  # whether all ranks hold the same
         self._step = torch.zeros(())
         self._parts = []
         super().__init__(params, options | {"compress": True})
@@ -71,6 +66,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._compress_flags = [group["compress"] for group in self.param_groups]
         self._compressed, self._exact = self._part(True), self._part(False)
         self._parts = [part for part in (self._compressed, self._exact) if part]
+        self._allreduce = None  # the CompressedAllreduce, while there are errors to hold
         if self.has_errors and not self._compressed:
             raise ValueError(f"every parameter group has compress=False, so nothing would be compressed: use onebit.DistributedAdam, or "
                              f"{type(self).__name__} with a group to compress")
@@ -114,6 +110,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_flags()
         before = self._wire()
         self.last_step_skipped = not self._take_step()
+        self._errors_are_shared &= self.last_step_skipped
         self._last = self._traffic_since(before)
         self._total = self._total.plus(self._last)
         self._count_skips()
@@ -139,10 +136,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Lay the parameters out anew if a group's `compress` has changed; errors belong to a layout, so there must be none."""
         if [group["compress"] for group in self.param_groups] == self._compress_flags:
             return
-        if self._has_live_errors():
+        if self._allreduce:
             raise ValueError("compress was changed while compression errors are held: it may change in a warm-up only. Call "
                              "restart_warmup(steps), then change it")
-        self._build({p: {name: entries[name] for name in ("exp_avg", "exp_avg_sq")} for p, entries in self.state.items()})
+        self._build({p: {name: entries[name] for name in MOMENTS} for p, entries in self.state.items()})
 
     def _count_skips(self):
         self._skips = self._skips + 1 if self.last_step_skipped else 0
@@ -156,6 +153,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """At the first step the ranks compare their layout and a checksum of the parameters."""
         params = self._params()
         if not self._ranks_checked:
+            check_not_moved(params, self._parts[0].gradient.device)
             check_same_on_all_ranks(
                 self.communicator, [self._describe(), *self._describe_parameters()], params[0].device,
                 "Build the same model and optimizer on every rank, then call onebit.broadcast_parameters(model) before the first step",
@@ -204,10 +202,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _facts(self):
         """What a checkpoint holds beside tensors and options."""
         return {"rank": self.communicator.rank, "size": self.communicator.size, "errors_are_shared": self._errors_are_shared,
-                "has_errors": self._has_live_errors()}
-
-    def _has_live_errors(self):
-        return self.has_errors
+                "has_errors": self._allreduce is not None}
 
     def load_state_dict(self, state_dict, reset_errors=False):
         """Take over a state, also a plain torch.optim.Adam or AdamW's. State keeps its own dtype whatever the parameters'.
@@ -219,46 +214,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         groups = [dict(group) for group in state_dict["param_groups"]]
         facts = groups[0].pop("onebit", {})
-        names = {"exp_avg", "exp_avg_sq", *self._errors_to_take(facts, reset_errors)}
+        errors = errors_to_take(facts, self.communicator.rank, self.communicator.size, reset_errors)
         indices = [i for group in groups for i in group["params"]]
-        saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in names} for i in indices]
-        self._check_shapes(saved)
-        if reset_errors and len(names) == 2:
-            self._warn_of_lost_errors(state_dict["state"])
+        saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in (*MOMENTS, *errors)}
+                 for i in indices]
+        check_shapes(self._params(), self._names(), saved)
+        if not errors:
+            warn_of_lost_errors(state_dict["state"])
         options = [own | {key: group[key] for key in {*GROUP_OPTIONS, "initial_lr", "params"} & group.keys()}
                    for group, own in zip(groups, self.param_groups)]
         super().load_state_dict({"state": {}, "param_groups": options + groups[len(options) :]})
         self._step.fill_(max((float(entries["step"]) for entries in state_dict["state"].values()), default=0.0))
         self._build(dict(zip(self._params(), saved)))
         self._take_facts(facts)
-
-    def _errors_to_take(self, facts, reset_errors):
-        """The names of the errors in a checkpoint that this rank takes over; shared errors have no server part.
-
-        Raises ValueError if they are another rank's, unless `reset_errors`.
-        """
-        if not facts.get("has_errors"):
-            return ()
-        if facts["errors_are_shared"]:
-            return ("worker_error",)
-        own = self.communicator.rank, self.communicator.size
-        if (facts["rank"], facts["size"]) == own:
-            return ("worker_error", "server_error")
-        if reset_errors:
-            return ()
-        raise ValueError(_FOREIGN_ERRORS.format(rank=facts["rank"], size=facts["size"], own_rank=own[0], own_size=own[1]))
-
-    def _check_shapes(self, saved):
-        for p, name, entries in zip(self._params(), self._names(), saved):
-            if "exp_avg" in entries and entries["exp_avg"].shape != p.shape:
-                raise ValueError(f"the checkpoint's state of {name} has shape {tuple(entries['exp_avg'].shape)}, the parameter {tuple(p.shape)}: "
-                                 "give the parameters in the order in which they were saved")
-
-    @staticmethod
-    def _warn_of_lost_errors(saved):
-        lost = sum(float(entries["worker_error"].double().square().sum()) for entries in saved.values() if "worker_error" in entries) ** 0.5
-        if lost:
-            warnings.warn(f"the compression errors of the checkpoint were reset: a worker error of l2 norm {lost:.3g} is lost", stacklevel=3)
 
     def _take_facts(self, facts):
         self._errors_are_shared = facts.get("errors_are_shared", False)
@@ -268,4 +236,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Go back to exact Adam for `steps` steps; nothing changes for an optimizer that never freezes its variance."""
 
     def synchronize(self):
-        """Make the state the same on all ranks, so that one checkpoint serves them all. All ranks must call it."""
+        """Give every rank the same state, so that one checkpoint serves all ranks, and any number of them. All ranks must call it.
+
+        Each worker error becomes mean_i delta_i + delta_bar and the server error 0, by one exact all_reduce: what the errors hold
+        together does not change.
+        """
+        if self._allreduce:
+            self._compressed.worker_error.copy_(self._allreduce.total_error())
+            self._compressed.server_error.zero_()
+            self._errors_are_shared = True

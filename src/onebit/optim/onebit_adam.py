@@ -5,6 +5,7 @@ import torch
 
 from ..allreduce import CompressedAllreduce
 from ..compression import Sign
+from ..kernels.torch_ops import expand, segment_sums
 from .adam import DistributedAdam
 from .warmup import FixedSteps, Policy
 
@@ -47,7 +48,6 @@ class OneBitAdam(DistributedAdam):
         self.warmup = copy.deepcopy(warmup) if isinstance(warmup, Policy) else FixedSteps(1 if warmup is None else warmup)
         self.variance_floor = variance_floor
         self.compressor = compressor or Sign
-        self._allreduce = None  # while the variance is frozen: the CompressedAllreduce
         self._variance_steps = 0  # how often the variance was updated
         self._variance_is_corrected = False
         self._restart_end = None
@@ -75,10 +75,8 @@ class OneBitAdam(DistributedAdam):
 
     def _warmup_step(self):
         taken = self._exact_step()
-        if taken:
-            self._variance_steps += 1
-            if self.warmup.wants(self.steps):
-                self.warmup.observe(self.steps, self.variance_norms()[0])
+        if taken and self.warmup.wants(self.steps):
+            self.warmup.observe(self.steps, self.variance_norms()[0])
         return taken
 
     def _compressed_step(self):
@@ -88,7 +86,6 @@ class OneBitAdam(DistributedAdam):
             return False
         self._warn_of_late_gradients(late)
         self._step += 1
-        self._errors_are_shared = False
         for part, g in zip(self._parts, gradients):
             g.mul_(factor)
             if part is self._compressed:
@@ -104,9 +101,9 @@ class OneBitAdam(DistributedAdam):
         part.momentum.copy_(self._allreduce.allreduce(part.momentum))        # lines 7-12
         self._update(part)                                                   # line 13
 
-    def _corrections(self, part, group):
-        c1, c2 = super()._corrections(part, group)
-        return c1, 1.0 if part is self._compressed and self._variance_is_corrected else c2
+    def _adam(self, part, g):
+        self._variance_steps += part is self._compressed
+        super()._adam(part, g)
 
     def _variance_correction(self, part, group):
         if part is not self._compressed:
@@ -130,11 +127,15 @@ class OneBitAdam(DistributedAdam):
             for group, span in part.spans:
                 part.variance[span] /= 1 - group["betas"][1] ** self._variance_steps
             self._variance_is_corrected = True
-        for _, tensors in part.tensors:
-            for _, _, v in tensors:
-                if self.variance_floor and v.numel():
-                    v.clamp_(min=float(self.variance_floor * v.mean()))
+        if self.variance_floor:
+            self._raise_to_floor(part.variance, part.layout)
         self._make_allreduce()
+
+    def _raise_to_floor(self, v, layout):
+        """v <- max(v, variance_floor * mean of its tensor), in place."""
+        means = segment_sums(v, layout.lengths) / segment_sums(layout.real, layout.lengths).clamp(min=1)
+        floor = expand((self.variance_floor * means).to(v.dtype), layout.lengths)
+        v.copy_(torch.where(layout.real, torch.maximum(v, floor), 0))
 
     def _make_allreduce(self):
         part = self._compressed
@@ -159,17 +160,6 @@ class OneBitAdam(DistributedAdam):
         self._restart_end = self.steps + FixedSteps(steps).steps
         self._bind_warmup(FixedSteps(self._restart_end))
         self._follow_phase()
-
-    def synchronize(self):
-        """Give every rank the same state, so that one checkpoint serves all ranks, and any number of them. All ranks must call it.
-
-        Each worker error becomes mean_i delta_i + delta_bar and the server error 0, by one exact all_reduce: what the errors hold
-        together does not change.
-        """
-        if self._allreduce:
-            self._compressed.worker_error.copy_(self._allreduce.total_error())
-            self._compressed.server_error.zero_()
-            self._errors_are_shared = True
 
     # ---- warnings
 
@@ -198,9 +188,6 @@ class OneBitAdam(DistributedAdam):
 
     # ---- checkpoints
 
-    def _has_live_errors(self):
-        return self._allreduce is not None
-
     def _facts(self):
         return super()._facts() | {"variance_steps": self._variance_steps, "variance_is_corrected": self._variance_is_corrected,
                                    "restart_end": self._restart_end, "warmup": self.warmup.state_dict()}
@@ -214,6 +201,5 @@ class OneBitAdam(DistributedAdam):
             self._bind_warmup(FixedSteps(self._restart_end))
         if "warmup" in facts:
             self.warmup.load_state_dict(facts["warmup"])
-        self._allreduce = None
         if facts.get("has_errors"):
             self._make_allreduce()

@@ -50,6 +50,13 @@ def check_tensors(params):
         raise ValueError(f"parameters lie on {names}: give each device its own optimizer, or move the model to one device")
 
 
+def check_not_moved(params, device):
+    """Raise RuntimeError if the model has moved since the optimizer made its state on `device`."""
+    for p in params:
+        if p.device != device:
+            raise RuntimeError(f"parameters moved from {device} to {p.device} after the optimizer was made: move the model first, then make it")
+
+
 def check_max_grad_norm(max_grad_norm):
     if max_grad_norm is not None and not max_grad_norm > 0:
         raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, not {max_grad_norm}")

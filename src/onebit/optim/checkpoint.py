@@ -1,0 +1,37 @@
+"""What of a checkpoint an optimizer may take over."""
+
+import warnings
+
+
+def errors_to_take(facts, rank, size, reset_errors):
+    """The names of the compression errors that this rank takes over; shared errors have no server part.
+
+    Raises ValueError if they are another rank's, unless `reset_errors`.
+    """
+    if not facts.get("has_errors"):
+        return ()
+    if facts["errors_are_shared"]:
+        return ("worker_error",)
+    if (facts["rank"], facts["size"]) == (rank, size):
+        return ("worker_error", "server_error")
+    if reset_errors:
+        return ()
+    raise ValueError(
+        f"this checkpoint holds the compression errors of rank {facts['rank']} of {facts['size']}, and this is rank {rank} of {size}. Either "
+        "let each rank save and load its own file; or call optimizer.synchronize() before saving, then one file serves every rank and any "
+        "number of ranks; or load_state_dict(..., reset_errors=True) to go on without what the errors hold"
+    )
+
+
+def check_shapes(params, names, saved):
+    """Raise ValueError if the entries saved for a parameter have another shape."""
+    for p, name, entries in zip(params, names, saved):
+        if "exp_avg" in entries and entries["exp_avg"].shape != p.shape:
+            raise ValueError(f"the checkpoint's state of {name} has shape {tuple(entries['exp_avg'].shape)}, the parameter {tuple(p.shape)}: "
+                             "give the parameters in the order in which they were saved")
+
+
+def warn_of_lost_errors(state):
+    lost = sum(float(entries["worker_error"].double().square().sum()) for entries in state.values() if "worker_error" in entries) ** 0.5
+    if lost:
+        warnings.warn(f"the compression errors of the checkpoint were reset: a worker error of l2 norm {lost:.3g} is lost", stacklevel=3)

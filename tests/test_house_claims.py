@@ -1,0 +1,163 @@
+"""Claims: the rules give the known answer on made-up runs."""
+
+from math import inf, nan
+
+import numpy as np
+import pytest
+import synthetic
+
+from onebit.lab import judge as judging
+from onebit.lab.claims import CLAIMS, MARGIN, final_loss, formula_reduction
+from onebit.lab.judge import Interval, consistent, judge, mean_interval, prediction_interval, verdict
+from onebit.lab.record import ROOT
+from onebit.lab.results import RESULTS, load
+
+BY_NAME = {claim.name: claim for claim in CLAIMS}
+
+
+def verdict_of(name, root):
+    return judge(BY_NAME[name], load(root, "figure_04", "laptop")).verdict
+
+
+def test_every_claim_has_its_own_name_a_place_a_rule_and_the_papers_number():
+    assert len(BY_NAME) == len(CLAIMS)
+    for claim in CLAIMS:
+        assert all(field for field in (claim.statement, claim.place, claim.rule, claim.paper()))
+        assert claim.accepts[0] < claim.accepts[1]
+
+
+def test_mean_interval_is_students():
+    # mean 2, s = 1, n = 3, t_{0.975, 2} = 4.302653
+    interval = mean_interval(np.array([1.0, 2.0, 3.0]))
+    assert (interval.mean, interval.n) == (2.0, 3)
+    assert interval.high - 2 == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert 2 - interval.low == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+
+
+def test_prediction_interval_is_students_and_never_narrower_than_the_floor():
+    interval = prediction_interval(np.array([1.0, 2.0, 3.0]))
+    assert interval.high - 2 == pytest.approx(4.302653 * (4 / 3) ** 0.5, rel=1e-6)
+    same = prediction_interval(np.array([1.0, 1.0, 1.0]))
+    assert (same.low, same.high) == (1 - judging.FLOOR, 1 + judging.FLOOR)
+
+
+def test_mean_interval_holds_the_mean_in_95_of_100_samples():
+    samples = np.random.default_rng(0).normal(size=(4000, 3))
+    held = [interval.low <= 0 <= interval.high for interval in map(mean_interval, samples)]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.012)  # 3.5 standard errors
+
+
+@pytest.mark.parametrize(("low", "high", "n", "expected"), [
+    (-0.01, 0.02, 3, "reproduced"),
+    (-0.01, 0.04, 3, "partly"),
+    (-0.05, 0.05, 3, "partly"),
+    (0.031, 0.04, 3, "not reproduced"),
+    (-0.06, -0.04, 3, "not reproduced"),
+    (-0.01, 0.02, 2, "not judged"),
+    (inf, inf, 3, "not reproduced"),
+])
+def test_verdict_of_an_equivalence(low, high, n, expected):
+    assert verdict(Interval((low + high) / 2, low, high, n), (-MARGIN, MARGIN)) == expected
+
+
+def test_a_mean_that_is_not_defined_is_never_reproduced():
+    assert verdict(Interval(nan, nan, nan, 3), (-MARGIN, MARGIN)) != "reproduced"
+
+
+def test_equivalence_is_paired_by_seed(tmp_path):
+    # the seeds' losses are 4, 8, 12: unpaired, three seeds could not show a difference of 1 %
+    synthetic.write_all(tmp_path, onebit_adam=4.04)
+    judgement = judge(BY_NAME["C1"], load(tmp_path, "figure_04", "laptop"))
+    assert judgement.interval.mean == pytest.approx(0.01)
+    assert judgement.verdict == "reproduced"
+
+
+def test_a_difference_beyond_the_margin_is_not_reproduced(tmp_path):
+    synthetic.write_all(tmp_path, onebit_adam=4.2)
+    assert verdict_of("C1", tmp_path) == "not reproduced"
+
+
+def test_naive_gradients_must_fall_behind_by_more_than_the_margin(tmp_path):
+    synthetic.write_all(tmp_path / "gap", naive_onebit_adam=4.2)
+    synthetic.write_all(tmp_path / "none", naive_onebit_adam=4.04)
+    assert verdict_of("C3", tmp_path / "gap") == "reproduced"
+    assert verdict_of("C3", tmp_path / "none") == "not reproduced"
+
+
+def test_a_run_that_diverged_counts_as_infinitely_far_behind(tmp_path):
+    synthetic.write_all(tmp_path, seeds=(0, 1))
+    for optimizer in ("adam", "onebit_adam_32bit"):
+        synthetic.write(tmp_path, optimizer, 2, 4.0)
+    for optimizer in ("onebit_adam", "naive_onebit_adam"):
+        synthetic.write(tmp_path, optimizer, 2, 4.0, status="diverged", steps=50)
+    assert final_loss(load(tmp_path, "figure_04", "laptop"), "onebit_adam")[2] == inf
+    assert (verdict_of("C1", tmp_path), verdict_of("C3", tmp_path)) == ("not reproduced", "reproduced")
+
+
+def test_the_volume_formula_at_a_fifth_of_warm_up(tmp_path):
+    synthetic.write_all(tmp_path)
+    rows = load(tmp_path, "figure_04", "laptop")
+    assert formula_reduction(rows) == pytest.approx(1 / (0.2 + 0.8 / 32))
+    assert formula_reduction(rows, bits=16) == pytest.approx(4.0)
+    assert verdict_of("C4", tmp_path) == "reproduced"
+
+
+def test_a_volume_off_the_formula_is_not_reproduced(tmp_path):
+    synthetic.write_all(tmp_path, seeds=())
+    for seed in range(3):
+        synthetic.write(tmp_path, "adam", seed, 4.0)
+        synthetic.write(tmp_path, "onebit_adam", seed, 4.0, compressed_share=1 / 28)  # 2.0 % more than the formula
+    assert verdict_of("C4", tmp_path) == "reproduced"
+    for folder in (tmp_path / "runs/figure_04/laptop/onebit_adam").iterdir():
+        seed = int(folder.name[-1])
+        synthetic.rows("onebit_adam", seed, 4.0, compressed_share=1 / 20).to_csv(folder / "curve.csv", index=False)
+    assert verdict_of("C4", tmp_path) == "not reproduced"
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(0.97, "reproduced"), (1.03, "reproduced"), (0.94, "not reproduced"), (1.06, "not reproduced")])
+def test_variance_has_settled_when_the_ratio_is_near_one(tmp_path, ratio, expected):
+    for seed in range(3):
+        synthetic.write(tmp_path, "adam", seed, 4.0, ratio=ratio)
+        synthetic.write(tmp_path, "onebit_adam", seed, 4.0, ratio=ratio)
+    assert verdict_of("C5", tmp_path) == expected
+
+
+def test_two_seeds_are_not_judged_and_no_seed_at_the_papers_scale_needs_a_cluster(tmp_path):
+    synthetic.write_all(tmp_path, seeds=(0, 1))
+    assert {verdict_of(claim.name, tmp_path) for claim in CLAIMS if claim.profile == "laptop"} == {"not judged"}
+    assert judge(BY_NAME["C6"], load(tmp_path, "figure_04", "paper")).verdict == "needs a cluster"
+
+
+def test_runs_that_have_not_ended_do_not_count(tmp_path):
+    synthetic.write_all(tmp_path)
+    synthetic.write(tmp_path, "onebit_adam", 3, 99.0, status="running")
+    synthetic.write(tmp_path, "adam", 3, 4.0)
+    assert judge(BY_NAME["C1"], load(tmp_path, "figure_04", "laptop")).interval.n == 3
+
+
+def test_a_live_seed_is_consistent_if_it_lies_where_one_more_seed_would(tmp_path):
+    claim = BY_NAME["C1"]
+    for seed, gap in enumerate((-0.01, 0.0, 0.01)):  # s = 0.01: one more seed within 0.01 * 4.303 * 1.155 = 0.0497
+        synthetic.write(tmp_path / "committed", "adam", seed, 4.0)
+        synthetic.write(tmp_path / "committed", "onebit_adam", seed, 4.0 * (1 + gap))
+    committed = load(tmp_path / "committed", "figure_04", "laptop")
+    for gap, expected in ((0.049, "consistent"), (-0.049, "consistent"), (0.051, "not consistent")):
+        root = tmp_path / str(gap)
+        synthetic.write(root, "adam", 7, 4.0)
+        synthetic.write(root, "onebit_adam", 7, 4.0 * (1 + gap))
+        assert consistent(claim, committed, load(root, "figure_04", "laptop")) == expected
+    assert consistent(claim, committed, load(tmp_path / "nothing", "figure_04", "laptop")) == "not judged"
+
+
+def test_report_and_readme_say_what_the_committed_runs_say():
+    judgements = judging.judge_all()
+    assert (RESULTS / "CLAIMS.md").read_text() == judging.report(judgements), "make claims writes it"
+    readme = (ROOT / "README.md").read_text()
+    assert readme == judging.with_summary(readme, judgements), "make claims writes the table"
+
+
+def test_a_readme_without_the_markers_is_refused():
+    with pytest.raises(ValueError, match="needs the lines"):
+        judging.with_summary("# onebit", [])
+
+

@@ -1,0 +1,117 @@
+"""Figures: drawn from made-up runs, every curve is there, ours and the paper's."""
+
+import re
+
+import pandas as pd
+import pytest
+import synthetic
+from matplotlib.colors import to_hex
+
+from onebit.lab import figures, results
+from onebit.lab.record import ROOT
+
+NAMES = sorted(path.stem for path in (ROOT / "experiments").glob("figure_*.py"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    path = tmp_path_factory.mktemp("results")
+    synthetic.write_all(path)
+    return path
+
+
+def drawn(name, root):
+    module = figures.load_figure(name)
+    return module, module.plot(results.load(root, module.EXPERIMENT, "laptop", module.OPTIMIZERS))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimizer_is_in_the_legend_with_its_seeds(name, root):
+    module, drawing = drawn(name, root)
+    legend = [text.get_text() for text in drawing.axes[0].get_legend().get_texts()]
+    assert legend == [f"{figures.LOOKS[optimizer][0]}, n = 3 seeds" for optimizer in module.OPTIMIZERS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_papers_curve_is_drawn_on_the_papers_axes(name, root):
+    number = int(name.split("_")[1])
+    files = [path for path in results.PAPER.glob(f"fig{number}*.csv") if re.fullmatch(rf"fig{number}[a-z]?", path.stem)]
+    points = [pd.read_csv(path) for path in files]
+    known = {tuple(curve.x) for frame in points for _, curve in frame.groupby("curve")}
+    _, drawing = drawn(name, root)
+    papers = [axes for axes in drawing.axes if "paper" in axes.get_title()]
+    assert papers
+    for axes in papers:
+        curves = [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) > 2]
+        assert curves and set(curves) <= known
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_optimizer_looks_the_same_in_every_panel(name, root):
+    _, drawing = drawn(name, root)
+    for axes in drawing.axes:
+        for line in axes.lines:
+            for label, colour, style, _ in figures.LOOKS.values():
+                if line.get_label() in (f"{label}, n = 3 seeds", f"{label} (paper)"):
+                    assert (to_hex(line.get_color()).upper(), line.get_linestyle()) == (colour, style)
+
+
+def test_looks_differ_in_colour_line_and_marker():
+    for i in range(4):
+        assert len({look[i] for look in figures.LOOKS.values()}) == len(figures.LOOKS)
+
+
+def test_a_curve_is_the_mean_over_seeds_of_blocks_of_steps_with_the_range_as_its_band():
+    runs = [synthetic.rows("adam", seed, loss).assign(total_steps=synthetic.STEPS) for seed, loss in ((0, 1.0), (1, 2.0), (2, 6.0))]
+    curve = figures.curve(pd.concat(runs), "step", "loss", points=20)
+    assert len(curve) == 20
+    last = curve.iloc[-1]
+    assert (last["mean"], last.low, last.high) == (3.0, 1.0, 6.0)
+    assert last.x == sum(range(191, 201)) / 10
+
+
+def test_figure_2_marks_the_end_of_the_warm_up(root):
+    _, drawing = drawn("figure_02", root)
+    upright = [line.get_xdata()[0] for line in drawing.axes[0].lines if len(set(line.get_xdata())) == 1]
+    assert upright == [synthetic.WARMUP]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_csv_gives_the_same_files(name, root):
+    module = figures.load_figure(name)
+    first = figures.save(module, name, "laptop", root)
+    kept = first.read_bytes(), first.with_suffix(".pdf").read_bytes()
+    again = figures.save(module, name, "laptop", root)
+    assert (again.read_bytes(), again.with_suffix(".pdf").read_bytes()) == kept
+
+
+def test_a_live_run_lies_beside_the_committed_ones_in_a_file_of_its_own(root, tmp_path):
+    synthetic.write_all(tmp_path, seeds=(3,))
+    module = figures.load_figure("figure_04")
+    assert figures.save(module, "figure_04", "laptop", root, tmp_path) == tmp_path / "figures" / "figure_04.png"
+    rows = pd.concat([results.load(root, "figure_04", "laptop"),
+                              results.load_rows(results.load_records(tmp_path, "figure_04", "laptop"), live=True)])
+    legend = [text.get_text() for text in module.plot(rows).axes[0].get_legend().get_texts()]
+    assert "Adam, n = 3 seeds" in legend and "Adam, live, seed 3" in legend
+
+
+def test_the_caption_says_what_was_run_and_what_the_paper_ran(root):
+    records = results.load_records(root, "figure_04", "laptop")
+    text = figures.caption(results.load_rows(records), records)
+    for part in ("n = 3 seeds", "4 workers", "64 samples a step", "200 steps", "T_w = 40", "BERT-Large", "4,096", "152,000", "23,000"):
+        assert part in text
+
+
+def test_a_figure_without_runs_says_how_to_make_them(tmp_path):
+    with pytest.raises(FileNotFoundError, match="make reproduce-figure-4 PROFILE=laptop"):
+        figures.save(figures.load_figure("figure_04"), "figure_04", "laptop", tmp_path)
+
+
+def test_an_unknown_figure_names_those_that_exist():
+    with pytest.raises(ValueError, match="figure_04"):
+        figures.load_figure("figure_99")
+
+
+def test_an_unknown_curve_of_the_paper_names_those_that_exist():
+    with pytest.raises(ValueError, match="1-bit Adam"):
+        results.paper_curve("fig4a", "2-bit Adam")
