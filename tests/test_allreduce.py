@@ -163,7 +163,9 @@ def test_packed_signs_are_numpys_little_endian_bits(n):
     x[1::5] = -0.0
     bits = torch_ops.pack_signs(x)
     np.testing.assert_array_equal(bits.numpy(), np.packbits(x.numpy() >= 0, bitorder="little"))
-    assert torch.equal(torch_ops.unpack_signs(bits, torch.float32), torch.where(x >= 0, 1.0, -1.0))
+    if n % ALIGNMENT == 0:
+        scaled = torch_ops.scaled_signs(bits, torch.tensor([2.5]), torch.tensor([n]))
+        assert torch.equal(scaled, torch.where(x >= 0, 2.5, -2.5))
 
 
 def test_sums_do_not_depend_on_the_number_of_threads():
@@ -180,3 +182,5 @@ def test_sums_do_not_depend_on_the_number_of_threads():
     assert torch.equal(*sums) and sums[0][1] == 0
     expected = torch.stack([part.double().sum() for part in x.split(lengths.tolist())])
     torch.testing.assert_close(sums[0], expected, rtol=1e-13, atol=1e-10)
+    squares = torch.stack([part.double().square().sum() for part in x.split(lengths.tolist())])
+    torch.testing.assert_close(torch_ops.segment_sums(x, lengths, square=True), squares, rtol=1e-13, atol=0)

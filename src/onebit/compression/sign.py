@@ -18,13 +18,13 @@ class Sign(Compressor):
         self.row_bytes = self.bit_bytes + partition.piece_lengths.shape[1] * dtype.itemsize
 
     def compress(self, x, generator=None):
-        squares = torch_ops.segment_sums(x.double().square(), self.partition.lengths)
+        squares = torch_ops.segment_sums(x, self.partition.lengths, square=True)
         scales = (squares / self.counts).sqrt().to(self.dtype)
         bits = torch_ops.pack_signs(x).view(-1, self.bit_bytes)
         return torch.cat([bits, scales[self.partition.piece_groups].view(torch.uint8)], dim=1)
 
     def decompress(self, payload):
-        signs = torch_ops.unpack_signs(payload[..., : self.bit_bytes], self.dtype).flatten(-2)
+        bits = payload[..., : self.bit_bytes].flatten(-2)
         scales = payload[..., self.bit_bytes :].clone(memory_format=torch.contiguous_format).view(self.dtype).flatten(-2)
-        scaled = signs * torch_ops.expand(scales, self.partition.piece_lengths.flatten())
-        return torch.where(self.partition.active, scaled, 0)
+        x = torch_ops.scaled_signs(bits, scales, self.partition.piece_lengths.flatten())
+        return torch.where(self.partition.active, x, 0)

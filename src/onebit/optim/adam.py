@@ -106,5 +106,5 @@ class DistributedAdam(DistributedOptimizer):
             for group, span in part.spans:
                 v = part.variance[span] / self._variance_correction(part, group)
                 sums[0] += total(v)
-                sums[1] += total(v.double().square())
+                sums[1] += total(v, square=True)
         return sums[0], sums[1] ** 0.5

@@ -31,7 +31,7 @@ def gather_bytes(communicator, data, device):
 
 def squared_norm(vectors):
     """The squared l2 norm of several flat vectors, added in one fixed order in float64; not finite if an element is not."""
-    return sum(total(x.double().square()) for x in vectors)
+    return sum(total(x, square=True) for x in vectors)
 
 
 def agree(communicator, gradients, late):

@@ -5,7 +5,8 @@ import torch
 
 from ..allreduce import CompressedAllreduce
 from ..compression import Sign
-from ..kernels.torch_ops import expand, segment_sums
+from ..kernels.torch_ops import per_block, segment_sums
+from ..layout import ALIGNMENT
 from .adam import DistributedAdam
 from .warmup import FixedSteps, Policy
 
@@ -134,8 +135,8 @@ class OneBitAdam(DistributedAdam):
     def _raise_to_floor(self, v, layout):
         """v <- max(v, variance_floor * mean of its tensor), in place."""
         means = segment_sums(v, layout.lengths) / segment_sums(layout.real, layout.lengths).clamp(min=1)
-        floor = expand((self.variance_floor * means).to(v.dtype), layout.lengths)
-        v.copy_(torch.where(layout.real, torch.maximum(v, floor), 0))
+        floor = per_block((self.variance_floor * means).to(v.dtype), layout.lengths)
+        v.copy_(torch.where(layout.real, torch.maximum(v.view(-1, ALIGNMENT), floor).flatten(), 0))
 
     def _make_allreduce(self):
         part = self._compressed
