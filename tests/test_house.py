@@ -130,6 +130,16 @@ def test_library_imports_only_torch_and_numpy_when_it_is_imported(path):
     assert at_import <= {"torch", "numpy", "onebit"} | set(sys.stdlib_module_names)
 
 
+def test_lab_imports_only_what_its_extra_brings():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    brought = {named(line)[0] for line in project["dependencies"] + project["optional-dependencies"]["lab"]}
+    # a package, and what comes with it
+    modules = {"torch": ("torch", "filelock"), "hydra-core": ("hydra", "omegaconf"), "datasets": ("datasets", "pyarrow")}
+    allowed = {module for name in brought for module in modules.get(name, (name,))}
+    imported = {module.split(".")[0] for path in (PACKAGE / "lab").rglob("*.py") for module in imports(path)}
+    assert imported <= allowed | {"onebit"} | set(sys.stdlib_module_names)
+
+
 def test_bare_import_needs_no_extra():
     blocked = ("numba", "cupy", "mpi4py", "hydra", "omegaconf", "transformers", "datasets", "wandb", "torchvision", "matplotlib", "pandas", "scipy")
     script = f"import sys\nfor name in {blocked!r}: sys.modules[name] = None\nimport onebit\nprint(onebit.OneBitAdam.__name__)"

@@ -92,12 +92,12 @@ def test_a_live_run_lies_beside_the_committed_ones_in_a_file_of_its_own(root, tm
     rows = pd.concat([results.load(root, "figure_04", "laptop"),
                               results.load_rows(results.load_records(tmp_path, "figure_04", "laptop"), live=True)])
     legend = [text.get_text() for text in module.plot(rows).axes[0].get_legend().get_texts()]
-    assert "Adam, n = 3 seeds" in legend and "Adam, live, seed 3" in legend
+    assert "Adam, n = 3 seeds" in legend and "thin: live, seed 3" in legend
 
 
 def test_the_caption_says_what_was_run_and_what_the_paper_ran(root):
     records = results.load_records(root, "figure_04", "laptop")
-    text = figures.caption(results.load_rows(records), records)
+    text = figures.caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
     for part in ("n = 3 seeds", "4 workers", "64 samples a step", "200 steps", "T_w = 40", "BERT-Large", "4,096", "152,000", "23,000"):
         assert part in text
 

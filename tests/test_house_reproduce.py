@@ -29,6 +29,8 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "LIVE", tmp_path / "live")
     monkeypatch.setattr(reproduce, "train", train)
     monkeypatch.setattr(reproduce, "commit", lambda: "0123456")
+    train.draw = reproduce.save
+    monkeypatch.setattr(reproduce, "save", lambda module, name, *_: name)  # drawing takes seconds
     train.trained, train.root = trained, tmp_path
     return train
 
@@ -39,6 +41,7 @@ def run(monkeypatch, *arguments):
 
 
 def test_only_what_is_missing_is_trained_then_the_figure_is_drawn(lab, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce, "save", lab.draw)
     synthetic.write_all(lab.root, seeds=(0, 1))
     run(monkeypatch, "figure_04", "--seeds", "0", "1", "2")
     assert lab.trained == [(optimizer, 2) for optimizer in FIGURE_04]
@@ -72,6 +75,7 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_named_at_the_end(lab, 
 
 
 def test_a_live_seed_is_none_of_the_committed_ones_and_is_judged(lab, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce, "save", lab.draw)
     synthetic.write_all(lab.root)
     before = sorted(lab.root.joinpath("runs").rglob("*"))
     run(monkeypatch, "figure_04", "--live")

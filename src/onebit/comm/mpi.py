@@ -54,9 +54,7 @@ class Mpi(Communicator):
 
     def _all_reduce(self, x: Tensor) -> Tensor:
         if x.itemsize < 4:
-            raise RuntimeError(
-                f"MPI cannot add {x.dtype}. Use Mpi(ordered=True), which adds in float32, or wire_dtype=torch.float32."
-            )
+            raise RuntimeError(f"MPI cannot add {x.dtype}. Use Mpi(ordered=True), which adds in float32, or wire_dtype=torch.float32.")
         result = torch.empty_like(x)
         self._wait(self.comm.Iallreduce(self._buffer(x), self._buffer(result)), "all_reduce")
         return result
@@ -69,7 +67,7 @@ class Mpi(Communicator):
         return x
 
     def _wait(self, request, collective: str) -> None:
-        """Until the request is done. MPI's own wait has no time-out, and keeps the core from ranks that share it."""
+        """Until the request is done. MPI's own wait has no time-out, and does not leave its core to the rank that is awaited."""
         deadline = time.monotonic() + self.timeout
         while not request.Test():
             os.sched_yield()
@@ -122,10 +120,7 @@ def _require_launchers_own(size: int) -> None:
 
 def _require_cuda_aware(MPI) -> None:
     if not torch.cuda.is_available():
-        raise RuntimeError(
-            "cuda_aware=True needs a GPU, and this process sees none (torch.cuda.is_available() is False). "
-            "Mpi() works without."
-        )
+        raise RuntimeError("cuda_aware=True needs a GPU, and this process sees none (torch.cuda.is_available() is False). Mpi() works without.")
     if not _says_cuda_aware(MPI):
         raise RuntimeError(
             "The MPI library does not say that it takes GPU memory (MPIX_Query_cuda_support): "

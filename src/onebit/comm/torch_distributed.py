@@ -78,8 +78,7 @@ def _device(group: "dist.ProcessGroup") -> torch.device | None:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise RuntimeError(
-            'The NCCL backend needs a GPU, and this process sees none (torch.cuda.is_available() is False). Use '
-            'init_process_group("gloo") on CPUs.'
+            'The NCCL backend needs a GPU, and this process sees none (torch.cuda.is_available() is False). Use init_process_group("gloo") on CPUs.'
         )
     if "cpu" in backends:
         return None

@@ -2,18 +2,18 @@
 
 A claim is judged by one statistic, a number per seed, and the range that the statistic has to lie in:
 
-    reproduced        its 95 % t-interval over the seeds lies inside the range
+    reproduced        its 95% t-interval over the seeds lies inside the range
     not reproduced    the interval lies outside the range
     partly            it lies across a border, so the runs show neither
     not judged        fewer than three seeds
     needs a cluster   the statistic needs the paper's own hardware, and nobody has added such runs
 
-The loss of a run is the mean training loss over the last 10 % of its steps. Two optimizers are compared seed by
+The loss of a run is the mean training loss over the last 10% of its steps. Two optimizers are compared seed by
 seed, since a seed fixes the initial weights and the order of the data.
 
 MARGIN, how far apart two losses may be and still count as the same: in the paper's Figure 4a the same statistic is
-+2.2 % for 1-bit Adam, which the paper calls the same convergence; in its Figure 1 it is +18.5 % for naive 1-bit
-gradients, which the paper calls a failure. 3 % lets the first pass and is a sixth of the second.
++2.2% for 1-bit Adam, which the paper calls the same convergence; in its Figure 1 it is +18.5% for naive 1-bit
+gradients, which the paper calls a failure. 3% lets the first pass and is a sixth of the second.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ class Claim:
 
 
 def final_loss(rows: pd.DataFrame, optimizer: str) -> pd.Series:
-    """Mean training loss over the last 10 % of the steps, by seed; infinite if the run diverged."""
+    """Mean training loss over the last 10% of the steps, by seed; infinite if the run diverged."""
     rows = rows[rows.optimizer == optimizer]
     loss = rows[rows.step > (1 - TAIL) * rows.total_steps].groupby("seed").loss.mean().astype(float)
     for seed in rows[rows.status == "diverged"].seed.unique():
@@ -120,7 +120,7 @@ def paper_losses(figure: str, curve: str) -> Callable[[], str]:
 
 
 def paper_tails(figure: str, curve: str) -> list[float]:
-    """Means of a curve of the paper and of Adam's over the last 10 % of the samples that both have."""
+    """Means of a curve of the paper and of Adam's over the last 10% of the samples that both have."""
     curves = [paper_curve(figure, name) for name in (curve, "Adam")]
     end = min(points.x.max() for points in curves)
     return [points.y[(points.x > (1 - TAIL) * end) & (points.x <= end)].mean() for points in curves]
@@ -129,7 +129,7 @@ def paper_tails(figure: str, curve: str) -> list[float]:
 def frozen_accuracies() -> str:
     """Figure 6 has no loss to compare on a linear scale, but test accuracies."""
     compared, adam = paper_tails("fig6b", "1-bit Adam (32-bits)")
-    return f"ResNet-18 on CIFAR-10: accuracy {compared:.1f} %, Adam {adam:.1f} %"
+    return f"ResNet-18 on CIFAR-10: accuracy {compared:.1f}%, Adam {adam:.1f}%"
 
 
 def warmup_detail(rows: pd.DataFrame) -> str:
@@ -152,8 +152,8 @@ CLAIMS = (
           losses("naive_onebit_adam"), paper_losses("fig1", "Adam w/ basic gradient compression"), "+.1%"),
     Claim("C4", "The volume falls to w + (1 - w)/32 of Adam's, w the share of warm-up steps", "Section 7.1", "figure_04",
           "laptop", volume_over_formula, (0.98, 1.02),
-          "bytes counted at the wire give the formula's reduction at fp32 within 2 %",
-          lambda rows: f"of the formula's {formula_reduction(rows):.2f}x: {volume_reduction(rows).mean():.2f}x measured",
+          "bytes counted at the wire give the formula's reduction at fp32 within 2%",
+          lambda rows: f"{volume_reduction(rows).mean():.2f}x measured, {formula_reduction(rows):.2f}x by the formula",
           lambda: f"up to {paper_number('volume_reduction_up_to'):.0f}x at fp16; the formula gives "
                   f"{paper_number('volume_reduction_large_128')}x for BERT-Large", ".3f"),
     Claim("C5", "Adam's variance has settled by T_w", "Figure 2, Sections 3.3 and 7.1", "figure_04", "laptop",

@@ -17,7 +17,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .results import RESULTS, ROOT, load_records, load_rows, paper_curve, paper_number
+from .record import ROOT
+from .results import RESULTS, load_records, load_rows, paper_curve, paper_number
 
 # Okabe and Ito's palette; with the line styles a curve is known without its colour.
 LOOKS = {
@@ -35,13 +36,13 @@ PAPER_NAMES = {
     "Adam (1-bit Naive)": "naive_onebit_adam",
     "Adam w/ basic gradient compression": "naive_onebit_adam",
 }
-POINTS = 100  # each point of a curve averages 1 % of the steps
+POINTS = 100  # each point of a curve averages 1% of the steps
 
 
 def figure(columns: int, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with its axes in reading order."""
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
-                         "axes.grid": True, "grid.alpha": 0.3, "legend.frameon": False})
+                         "axes.grid": True, "grid.alpha": 0.3, "legend.frameon": False, "legend.fontsize": 8, "legend.handlelength": 3.5})
     drawing, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.3 * rows), squeeze=False, layout="constrained")
     return drawing, list(axes.flat)
 
@@ -64,11 +65,12 @@ def curve(rows: pd.DataFrame, x: str, y: str, points: int = POINTS) -> pd.DataFr
     return pd.DataFrame({"x": blocks[x].mean(), "mean": blocks[y].mean(), "low": blocks[y].min(), "high": blocks[y].max()})
 
 
-def draw(axes: Axes, rows: pd.DataFrame, x: str, y: str, x_scale: float = 1.0) -> None:
+def draw(axes: Axes, rows: pd.DataFrame, x: str, y: str, x_scale: float = 1.0, legend: bool = True) -> None:
     """One line and band per optimizer of `rows` against x / x_scale; a live run is a thin line over them."""
+    live_rows = rows[rows.live.astype(bool)]
     for optimizer in [name for name in LOOKS if name in set(rows.optimizer)]:
         chosen = rows[rows.optimizer == optimizer]
-        committed, live = chosen[~chosen.live.astype(bool)], chosen[chosen.live.astype(bool)]
+        committed, live = chosen[~chosen.live.astype(bool)], live_rows[live_rows.optimizer == optimizer]
         name = LOOKS[optimizer][0]
         if len(committed):
             line = curve(committed, x, y)
@@ -77,9 +79,12 @@ def draw(axes: Axes, rows: pd.DataFrame, x: str, y: str, x_scale: float = 1.0) -
             axes.fill_between(line.x / x_scale, line.low, line.high, color=LOOKS[optimizer][1], alpha=0.2, linewidth=0)
         if len(live):
             line = curve(live, x, y)
-            thin = {**look(optimizer, f"{name}, live, seed {live.seed.iloc[0]}"), "linewidth": 0.7, "markersize": 2}
-            axes.plot(line.x / x_scale, line["mean"], **thin)
-    axes.legend()
+            label = None if len(committed) else f"{name}, live"
+            axes.plot(line.x / x_scale, line["mean"], **{**look(optimizer, label), "linewidth": 0.7, "markersize": 2})
+    if len(live_rows):
+        axes.plot([], [], color="0.3", linewidth=0.7, label=f"thin: live, seed {live_rows.seed.iloc[0]}")
+    if legend:
+        axes.legend()
 
 
 def draw_paper(axes: Axes, name: str, curves: tuple[str, ...]) -> None:
@@ -108,20 +113,22 @@ def caption(rows: pd.DataFrame, records: list[dict]) -> str:
     first, seeds = records[0], rows[~rows.live.astype(bool)].seed.nunique()
     samples = rows.samples.iloc[-1] / rows.step.iloc[-1]
     frozen = [record for record in records if record["optimizer"] == "onebit_adam"]
-    warmup = f", T_w = {frozen[0]['warmup_steps']:,}" if frozen else ""
+    warmup = f", T_w\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{frozen[0]['warmup_steps']:,}" if frozen else ""
     return (
-        f"Line: mean of n = {seeds} seeds; band: lowest to highest seed; a point averages {1 / POINTS:.0%} of the steps. "
-        f"Ours, profile {first['profile']}: {describe(first['config'])}, {samples:,.0f} samples a step, "
+        f"Line: mean of n = {seeds} seed{'s' * (seeds != 1)}; band: lowest to highest seed; a point averages {1 / POINTS:.0%} of the steps. "
+        f"Ours, profile {first['profile']}: {describe(first)}, {samples:,.0f} samples a step, "
         f"{first['total_steps']:,} steps{warmup}. "
-        f"The paper (curves digitised): BERT-Large, {paper_number('bert_large_parameters') / 1e6:.0f} M parameters, "
+        f"The paper (curves digitised): BERT-Large (24 layers, 1024 wide), "
         f"{paper_number('batch'):,.0f} samples a step, {paper_number('bert_large_128_steps'):,.0f} steps, "
-        f"T_w = {paper_number('bert_large_128_warmup'):,.0f}."
+        f"T_w\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{paper_number('bert_large_128_warmup'):,.0f}."
     )
 
 
-def describe(config: dict) -> str:
-    """The model and the workers of a run, from its config."""
-    return f"{config['workers']} workers"
+def describe(record: dict) -> str:
+    """The model, the length of its examples and the workers, from run.json."""
+    model, phases = record["config"]["task"]["model"], record["config"]["phases"]
+    lengths = " then ".join(str(phase["length"]) for phase in phases.values())
+    return f"BERT of {model['num_hidden_layers']} layers, {model['hidden_size']} wide, {lengths} tokens, {record['workers']} workers"
 
 
 def load_figure(name: str) -> ModuleType:

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .claims import CLAIMS, Claim, statistic_by_seed
-from .results import RESULTS, ROOT, load
+from .claims import CLAIMS, TAIL, Claim, statistic_by_seed
+from .record import ROOT
+from .results import RESULTS, load
 
 LEVEL = 0.95
 FEWEST_SEEDS = 3
@@ -107,7 +108,8 @@ def show(interval: Interval, style: str) -> str:
 
 def table(header: list[str], lines: list[list[str]]) -> str:
     """A Markdown table."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines))
+    escaped = ([cell.replace("|", "\\|") for cell in line] for line in (header, ["---"] * len(header), *lines))
+    return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
 
 
 def report(judgements: list[Judgement]) -> str:
@@ -121,11 +123,14 @@ def report(judgements: list[Judgement]) -> str:
     return "\n".join([
         "# Claims",
         "",
-        "Written by `make claims` from `results/runs`; do not edit. The rules stand in `src/onebit/lab/claims.py`, written before the runs.",
+        "Written by `make claims` from `results/runs`; do not edit.",
+        "The rules stand in `src/onebit/lab/claims.py`, written before the runs.",
         "",
-        f"Ours: the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed. The loss of a run is the mean training loss of its last 10 % of steps.",
-        f"*Reproduced*: the interval meets the rule. *Not reproduced*: it lies outside. *Partly*: it lies across the border. *Not judged*: fewer than {FEWEST_SEEDS} seeds.",
-        "*Needs a cluster*: only the paper's hardware can tell.",
+        f"Ours: the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed.",
+        f"The loss of a run is the mean training loss over the last {TAIL:.0%} of its steps.",
+        "",
+        "*Reproduced*: the interval lies where the rule wants it. *Not reproduced*: it lies outside. *Partly*: it lies across the border.",
+        f"*Not judged*: fewer than {FEWEST_SEEDS} seeds. *Needs a cluster*: only the paper's hardware can tell.",
         "",
         table(["", "claim", "rule", "paper", "ours", "n", "runs", "verdict"], lines),
         "",
@@ -134,7 +139,7 @@ def report(judgements: list[Judgement]) -> str:
 
 def summary(judgements: list[Judgement]) -> str:
     """The table of the README."""
-    return table(["claim", "paper", "ours (95 % interval)", "seeds", "verdict"], [
+    return table(["claim", "paper", "ours (95% interval)", "seeds", "verdict"], [
         [f"{j.claim.statement} ({j.claim.place})", j.claim.paper(),
          show(j.interval, j.claim.style) + (f"; {j.detail}" if j.detail else ""), str(j.interval.n), j.verdict]
         for j in judgements])
@@ -158,7 +163,8 @@ def main() -> None:
     readme = ROOT / "README.md"
     readme.write_text(with_summary(readme.read_text(encoding="utf-8"), judgements), encoding="utf-8")
     for judgement in judgements:
-        print(f"{judgement.claim.name}  {judgement.verdict:16} {show(judgement.interval, judgement.claim.style)}  {judgement.claim.statement}")
+        claim = judgement.claim
+        print(f"{claim.name}  {judgement.verdict:16} {show(judgement.interval, claim.style)}  {claim.statement}")
     print("results/CLAIMS.md and the table in README.md are written.")
 
 

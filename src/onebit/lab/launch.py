@@ -47,11 +47,13 @@ class Threads:
 class Processes:
     """Workers are processes of a torch.distributed group: one that exists, or torchrun's, or else started here.
 
-    backend: gloo or nccl.
+    backend: gloo or nccl. start: how processes are started here: "fork" is quick, since they need not import anything
+        again, and "spawn" is for GPUs, which do not survive a fork.
     """
 
-    def __init__(self, *, workers: int | None, backend: str):
+    def __init__(self, *, workers: int | None, backend: str, start: str):
         self.backend = backend
+        self.start = start
         self.launched = dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys()
         if self.launched:
             size = dist.get_world_size() if dist.is_initialized() else int(os.environ["WORLD_SIZE"])
@@ -61,7 +63,7 @@ class Processes:
 
     def run(self, work: Work) -> None:
         if not self.launched:
-            return _start_processes(self.workers, self.backend, work)
+            return _start_processes(self, work)
         joined_here = not dist.is_initialized()
         if joined_here:
             _bind_gpu(int(os.environ.get("LOCAL_RANK", 0)), self.backend)
@@ -114,14 +116,14 @@ def _bind_gpu(local_rank: int, backend: str) -> None:
         raise RuntimeError("comm=nccl needs GPUs, and there is none here: use comm=gloo or comm=threads.")
 
 
-def _start_processes(workers: int, backend: str, work: Work) -> None:
-    """Fork the workers, wait for all, and end all as soon as one fails. Forked, they need not import torch again."""
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+def _start_processes(world: Processes, work: Work) -> None:
+    """Start the workers, wait for all, and end all as soon as one fails."""
+    context = multiprocessing.get_context(world.start)
     errors = context.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="onebit-") as folder:
         processes = [
-            context.Process(target=_worker, args=(rank, workers, backend, folder, errors, work), name=f"worker {rank}")
-            for rank in range(workers)
+            context.Process(target=_worker, args=(rank, world, folder, errors, work), name=f"worker {rank}")
+            for rank in range(world.workers)
         ]
         try:
             for process in processes:
@@ -149,16 +151,16 @@ def _join(processes: list, errors) -> None:
         running = [process for process in running if process.exitcode is None]
 
 
-def _worker(rank: int, workers: int, backend: str, folder: str, errors, work: Work) -> None:
+def _worker(rank: int, world: Processes, folder: str, errors, work: Work) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends the workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _bind_gpu(rank, backend)
+        _bind_gpu(rank, world.backend)
         if "lo" in (name for _, name in socket.if_nameindex()):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whose name may not resolve
         rendezvous = Path(folder, "rendezvous").as_uri()
-        timeout = timedelta(seconds=TIMEOUT)
-        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=workers, timeout=timeout)
+        timeout, size = timedelta(seconds=TIMEOUT), world.workers
+        dist.init_process_group(world.backend, init_method=rendezvous, rank=rank, world_size=size, timeout=timeout)
         _work(work, TorchDistributed(), nullcontext())
         dist.destroy_process_group()
     except BaseException:

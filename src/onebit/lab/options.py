@@ -1,6 +1,5 @@
 """The configuration: composing it, and saying in a line what is wrong with it."""
 
-import os
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -9,8 +8,9 @@ from omegaconf import DictConfig, OmegaConf
 
 CONF = Path(__file__).parents[3] / "conf"
 
-# ${divided:152000,130}: a number of steps of the paper, in a run that many times shorter
+# ${divided:152000,130}: a number of the paper's, in a run that many times smaller
 OmegaConf.register_new_resolver("divided", lambda number, by: max(1, round(number / by)), replace=True)
+OmegaConf.register_new_resolver("product", lambda a, b: a * b, replace=True)
 
 
 def composed(overrides: list[str]) -> DictConfig:

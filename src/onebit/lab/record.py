@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import platform
 import subprocess
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import torch
+from omegaconf import DictConfig, OmegaConf
 
 COLUMNS = (
     "experiment", "profile", "optimizer", "seed", "commit", "step", "samples", "seconds", "loss", "lr", "phase",
@@ -20,6 +22,7 @@ ROOT = Path(__file__).parents[3]
 INCIDENTAL = (
     "cache", "checkpoint_every", "comm", "data_root", "device", "output", "overwrite", "progress", "resume", "wandb", "workers",
 )  # fmt: skip
+ENDED = ("finished", "diverged")
 TAIL = 0.1  # of the rows: the final loss is their mean
 
 
@@ -55,38 +58,41 @@ def environment() -> dict:
     }
 
 
-def check_folder(folder: Path, config: dict, *, resume: bool, overwrite: bool) -> None:
-    """Raise ValueError if a run in `folder` would be lost, or continued as another than it is."""
-    if resume and overwrite:
+def check_folder(config: DictConfig) -> str | None:
+    """The status of the run in `config.output`, None if there is none.
+
+    Raises ValueError if that run would be lost, or continued as another than it is.
+    """
+    if config.resume and config.overwrite:
         raise ValueError("resume=true goes on with a run and overwrite=true starts it anew: leave one of them out.")
-    run = read_run(folder)
-    if not run or overwrite:
-        return
-    if not resume:
+    run = read_run(Path(config.output).expanduser())
+    if not run or config.overwrite:
+        return None
+    if not config.resume:
         raise ValueError(
-            f"{folder} holds a run ({run['status']}): go on with it by resume=true, start anew by overwrite=true, or "
-            "choose another folder by output=DIR."
+            f"{config.output} holds a run ({run['status']}): go on with it by resume=true, start anew by overwrite=true, "
+            "or choose another folder by output=DIR."
         )
-    own, saved = (json.loads(json.dumps(c)) for c in (config, run["config"]))
+    own, saved = json.loads(json.dumps(OmegaConf.to_container(config, resolve=True))), run["config"]
     differing = [key for key in own.keys() | saved.keys() if key not in INCIDENTAL and own.get(key) != saved.get(key)]
     if differing:
         raise ValueError(
-            f"{folder} holds a run with another {', '.join(sorted(differing))}: resume=true needs the same options; start "
-            "anew by overwrite=true, or choose another folder by output=DIR."
+            f"{config.output} holds a run with another {', '.join(sorted(differing))}: resume=true needs the same options; "
+            "start anew by overwrite=true, or choose another folder by output=DIR."
         )
+    return run["status"]
 
 
 class Recorder:
-    """The records of a run, in `folder`: curve.csv has a row for every `every`-th step and for the last.
+    """The records of a run, in `folder`.
 
     Args:
         facts: what goes into run.json; experiment, profile, optimizer and seed also go into each row.
         wandb: "disabled", "offline" or "online".
     """
 
-    def __init__(self, folder: Path, facts: dict, *, every: int, wandb: str):
+    def __init__(self, folder: Path, facts: dict, wandb: str):
         self.folder = folder
-        self.every = every
         self.wandb = wandb
         self.facts = {**facts, "commit": commit(), "environment": environment()}
         self.identity = {name: self.facts[name] for name in COLUMNS[:5]}
@@ -137,7 +143,12 @@ class Recorder:
     def finish(self, status: str, optimizer) -> None:
         """status: finished or diverged."""
         tail = self.losses[-max(1, round(TAIL * len(self.losses))) :]
-        final = {"step": optimizer.steps, "loss": sum(tail) / len(tail), "seconds": round(self._seconds(), 3)}
+        loss = sum(tail) / len(tail)
+        final = {
+            "step": optimizer.steps,
+            "loss": loss if math.isfinite(loss) else None,  # JSON knows no NaN
+            "seconds": round(self._seconds(), 3),
+        }
         self._write_facts(status, final | self._traffic(optimizer))
         self.file.close()
         if self.curves is not None:

@@ -8,6 +8,7 @@ checkpoint. A run that fails or diverges does not stop the others.
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from pathlib import Path
 from .claims import CLAIMS, statistic_by_seed
 from .figures import load_figure, save
 from .judge import consistent, judge, show
-from .record import commit
-from .results import ENDED, RESULTS, ROOT, load, read_record, run_folder
+from .record import ROOT, commit, read_run
+from .results import ENDED, RESULTS, load, run_folder
 
 LIVE = RESULTS / "live"
 
@@ -43,8 +44,7 @@ def discard(runs: list[tuple[str, str]], options: argparse.Namespace, root: Path
     for experiment, optimizer in runs:
         for folder in (root / "runs" / experiment / options.profile / optimizer).glob("seed-*"):
             wanted = int(folder.name.removeprefix("seed-")) in options.seeds
-            record = read_record(folder)
-            stale = not wanted or (record is not None and record["commit"] != commit())
+            stale = not wanted or read_run(folder).get("commit") != commit()
             if (options.fresh and wanted) or (options.live and stale):
                 shutil.rmtree(folder)
 
@@ -52,7 +52,7 @@ def discard(runs: list[tuple[str, str]], options: argparse.Namespace, root: Path
 def train(experiment: str, optimizer: str, profile: str, seed: int, workers: int, folder: Path) -> int:
     """Train one run, or the rest of it, in its own processes, progress bars and all; its exit status."""
     command = [sys.executable, "-m", "onebit.lab.train", f"experiment={experiment}", f"profile={profile}", f"optimizer={optimizer}",
-               "comm=gloo", f"workers={workers}", f"seed={seed}", f"output={folder}", "resume=true"]
+               "comm=gloo", f"workers={workers}", f"seed={seed}", f"output={os.path.relpath(folder, ROOT)}", "resume=true"]
     print("$ python", *command[1:], flush=True)
     return subprocess.run(command, cwd=ROOT).returncode
 
@@ -63,9 +63,9 @@ def train_missing(runs: list[tuple[str, str]], options: argparse.Namespace, root
     for seed in options.seeds:
         for experiment, optimizer in runs:
             folder = run_folder(root, experiment, options.profile, optimizer, seed)
-            record = read_record(folder)
-            if record and record["status"] in ENDED:
-                print(f"{optimizer}, seed {seed}: {record['status']} before, kept (FRESH=1 trains it anew)", flush=True)
+            status = read_run(folder).get("status")
+            if status in ENDED:
+                print(f"{optimizer}, seed {seed}: {status} before, kept (FRESH=1 trains it anew)", flush=True)
             elif train(experiment, optimizer, options.profile, seed, options.workers, folder):
                 failed.append(f"{optimizer}, seed {seed}")
     return failed
@@ -98,8 +98,10 @@ def verdicts(experiments: set[str], profile: str, live: bool) -> str:
             value = statistic_by_seed(claim, rows)
             line += [f"{value.mean():{claim.style}}; {claim.detail(rows)}" if len(value) else "no run", consistent(claim, committed, rows)]
         lines.append(line)
-    header = ["claim", "the paper", "ours [95 % interval]", "verdict"] + ["this run", "this run and ours"] * live
-    widths = [34, 24, 26, 14] + [24, 14] * live
+    if not lines:
+        return f"No claim is judged at profile {profile}."
+    header = ["claim", "the paper", "ours [95% interval]", "verdict"] + ["this run", "this run and ours"] * live
+    widths = [30, 20, 22, 14] + [22, 14] * live
     return text_table(header, lines, widths)
 
 

@@ -1,11 +1,11 @@
 """Reading results: the rows and records that the runs left, and the paper's own curves and numbers."""
 
-import json
 from pathlib import Path
 
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parents[3]
+from .record import ROOT, read_run
+
 RESULTS = ROOT / "results"
 PAPER = RESULTS / "paper"
 ENDED = ("finished", "diverged")
@@ -16,18 +16,12 @@ def run_folder(root: Path, experiment: str, profile: str, optimizer: str, seed: 
     return Path(root) / "runs" / experiment / profile / optimizer / f"seed-{seed}"
 
 
-def read_record(folder: Path) -> dict | None:
-    """run.json of a run, or None if it has not been written."""
-    path = Path(folder) / "run.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
 def load_records(root: Path, experiment: str, profile: str, optimizers: tuple[str, ...] | None = None) -> list[dict]:
     """run.json of every run that ended, finished or diverged, with its `folder`; in the order of the folders' names."""
     records = []
     for folder in sorted((Path(root) / "runs" / experiment / profile).glob("*/seed-*")):
-        record = read_record(folder)
-        if record and record["status"] in ENDED and (optimizers is None or record["optimizer"] in optimizers):
+        record = read_run(folder)
+        if record.get("status") in ENDED and (optimizers is None or record["optimizer"] in optimizers):
             records.append({**record, "folder": folder})
     return records
 

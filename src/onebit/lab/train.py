@@ -11,12 +11,11 @@ import os
 import sys
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 
 import hydra
 import numpy as np
 import torch
-from hydra.errors import HydraException
+from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torch.optim.lr_scheduler import LambdaLR
@@ -27,22 +26,170 @@ from onebit.lab.checkpoint import Checkpoints
 from onebit.lab.launch import WorkerError
 from onebit.lab.options import CONF, wrong_override
 from onebit.lab.precision import DTYPES, LossScale
-from onebit.lab.record import Recorder, check_folder, read_run
-from onebit.lab.run import Run, micro_batches, run_from
+from onebit.lab.record import ENDED, Recorder, check_folder
+from onebit.lab.run import Run, run_from
+from onebit.lab.schedule import Phase, Plan
 
 
 def train(run: Run, communicator: Communicator, turn: AbstractContextManager) -> None:
-    """What each worker does. `turn` is held where torch's random state is used, which workers in threads share."""
-    rank, device = communicator.rank, worker_device(run.device)
-    plan, scale = Plan(run.phases), LossScale(run.precision)
+    """What each worker does. It holds `turn` where it uses torch's random state, which workers in threads share."""
+    rank, device, plan = communicator.rank, worker_device(run.device), Plan(run.phases)
     with turn:
         seed_torch(device, run.seed)
         model = run.task.model().to(device).train()
-    # The base rate is 1, since LambdaLR multiplies it by the plan's.
     optimizer = run.optimizer(decayed_and_not(model), lr=1.0, communicator=communicator)
-    scheduler = LambdaLR(optimizer, plan.lr)
+    scheduler = LambdaLR(optimizer, plan.lr)  # times the rate of 1 above
+    scale = LossScale(run.precision)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scale": scale}
     checkpoints = Checkpoints(run.folder / "checkpoints", communicator)
-    recorder = Recorder(run, communicator) if rank == 0 else None
+    recorder = Recorder(run.folder, facts_of(run, communicator), run.wandb) if rank == 0 else None
     start = begin(run, parts, checkpoints, recorder)
-    ...
+
+    diverged = False
+    bar = tqdm(
+        total=plan.steps, initial=start, desc=f"{run.method} seed {run.seed}", unit="step", dynamic_ncols=True,
+        disable=rank > 0 or not run.progress, mininterval=0.5 if sys.stderr.isatty() else 15,
+    )  # fmt: skip
+    for step in range(start, plan.steps):
+        name, phase, phase_start = plan.at(step)
+        if step == phase_start > 0:
+            optimizer.restart_warmup(phase.warmup)
+        optimizer_phase, lr = optimizer.phase, scheduler.get_last_lr()[0]
+
+        loss = torch.zeros((), device=device)
+        number, size = run.micro_batches(phase, communicator.size)
+        for micro in range(number):
+            batch = run.task.batch(run.seed, step, rank, micro, size, phase.length)
+            batch = {key: tensor.to(device) for key, tensor in batch.items()}
+            with turn:
+                seed_torch(device, run.seed, step, rank, micro)
+                with torch.autocast(device.type, DTYPES[run.precision], enabled=run.precision != "fp32"):
+                    part = run.task.loss(model, batch) / number
+                (part * scale.value).backward()
+            loss += part.detach()
+        scale.unscale(model.parameters())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+        # Gradients that are not finite are skipped by all ranks alike; a smaller loss scale may cure them, else nothing.
+        skipped = optimizer.last_step_skipped
+        diverged = skipped and not scale.can_shrink
+        scale.update(skipped)
+        done = step + 1
+        if done % run.record_every == 0 or done == plan.steps or diverged:
+            mean_loss = mean_over_ranks(communicator, loss.item())
+            diverged = diverged or not (math.isfinite(mean_loss) or skipped)
+            if recorder:
+                recorder.row(optimizer=optimizer, samples=done * run.batch, loss=mean_loss, lr=lr, phase=optimizer_phase)
+            sent = tqdm.format_sizeof(optimizer.communication.bytes_sent, "B")
+            bar.set_postfix_str(f"loss {mean_loss:.3f}, {name}, {optimizer_phase}, sent {sent}", refresh=False)
+        bar.update()
+        if diverged:
+            break
+        if run.checkpoint_every and (done % run.checkpoint_every == 0 or done == plan.steps):
+            checkpoints.save(done, state_of(parts, done, recorder))
+    bar.close()
+    if recorder:
+        recorder.finish("diverged" if diverged else "finished", optimizer)
+
+
+def begin(run: Run, parts: dict, checkpoints: Checkpoints, recorder: Recorder | None) -> int:
+    """The number of steps done before: 0, or those of the newest checkpoint, which is loaded into `parts`."""
+    if recorder:
+        for warning in run.warnings():
+            print(f"warning: {warning}", file=sys.stderr)
+        if not run.resume:
+            checkpoints.delete()
+    saved = checkpoints.load() if run.resume else None
+    if saved:
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+    if recorder:
+        if run.resume:
+            where = f"goes on at step {saved['step']}" if saved else f"no checkpoint in {run.folder}: from the start"
+            print(f"resume: {where}", file=sys.stderr)
+        recorder.start(saved and saved["recorder"])
+    return saved["step"] if saved else 0
+
+
+def state_of(parts: dict, step: int, recorder: Recorder | None) -> dict:
+    """A rank's checkpoint. Data and dropout need no state: they follow from the step."""
+    state = {name: part.state_dict() for name, part in parts.items()}
+    return state | {"step": step, "recorder": recorder and recorder.state_dict(parts["optimizer"])}
+
+
+def facts_of(run: Run, communicator: Communicator) -> dict:
+    """What run.json says before the first step."""
+    return {
+        "experiment": run.experiment,
+        "profile": run.profile,
+        "optimizer": run.method,
+        "seed": run.seed,
+        "config": run.config,
+        "workers": communicator.size,
+        "warmup_steps": run.warmup_steps,
+        "total_steps": Plan(run.phases).steps,
+        **run.task.description(),
+    }
+
+
+def decayed_and_not(model: torch.nn.Module) -> list[dict]:
+    """Parameter groups: no weight decay on biases and normalisations, which are the vectors among the parameters."""
+    named = list(model.named_parameters())
+    return [
+        {"params": [(name, p) for name, p in named if p.ndim > 1]},
+        {"params": [(name, p) for name, p in named if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+def seed_torch(device: torch.device, *coordinates: int) -> None:
+    """Make torch's random state on `device` a function of the coordinates (seed, or seed, step, rank, micro-batch)."""
+    seed = int(np.random.SeedSequence(coordinates).generate_state(1, np.uint64)[0])
+    generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
+    generator.manual_seed(seed)
+
+
+def worker_device(name: str | None) -> torch.device:
+    """`name`, or a GPU if there is one: the one that the launcher has bound this worker to."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
+def mean_over_ranks(communicator: Communicator, value: float) -> float:
+    """Added in rank order, so that all backends give the same bits."""
+    gathered = communicator.all_gather(torch.tensor([value], dtype=torch.float64).view(torch.uint8))
+    return sum(gathered.view(torch.float64).flatten().tolist()) / communicator.size
+
+
+@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
+def launch(config: DictConfig) -> None:
+    try:
+        # Before the workers meet, since the first to go on writes into the folder.
+        status = check_folder(config)
+        if status in ENDED and config.resume:
+            print(f"{config.output} holds a run that has {status}: nothing to do.", file=sys.stderr)
+            return
+        run = run_from(config)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None
+    run.comm.run(partial(train, run))
+
+
+def main() -> None:
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as they are
+    try:
+        launch()
+    except SystemExit as end:
+        # 2: from argparse, which has said only that it does not know an argument.
+        raise SystemExit(wrong_override(sys.argv[1:]) if end.code == 2 else end.code) from None
+    except InstantiationException as error:
+        raise SystemExit(f"error: {error.__cause__ or error}") from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SystemExit(f"error: {wrong_override(sys.argv[1:]) or error}") from None
+    except WorkerError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

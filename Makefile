@@ -1,0 +1,62 @@
+# Variables for the command line, e.g. make reproduce-figure-4 PROFILE=smoke SEEDS="0 1"
+PROFILE ?= laptop
+SEEDS ?= $(if $(filter smoke,$(PROFILE)),0,0 1 2)
+PYTHON ?=
+DATA_ROOT ?=
+FRESH ?=
+ARGS ?=
+
+VENV := .venv
+STAMP := $(VENV)/installed
+RUN := $(VENV)/bin/python
+export PYTHON
+# One intra-op thread a worker: several workers share the cores.
+export OMP_NUM_THREADS ?= 1
+ifneq ($(DATA_ROOT),)
+export ONEBIT_DATA_ROOT := $(abspath $(DATA_ROOT))
+endif
+
+# The figure's file: 4 -> figure_04
+figure = $(shell printf 'figure_%02d' $(1))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test reproduce claims lint lock clean FORCE
+
+help: ## List the targets
+	@sed -n 's/^\([a-z%-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | sed 's/%/N/' | awk -F '\t' '{ printf "  make %-22s %s\n", $$1, $$2 }'
+	@echo 'Variables: PROFILE=laptop|smoke|paper  SEEDS="0 1 2"  DATA_ROOT=DIR  FRESH=1  PYTHON=/path/to/python3.11  ARGS="pytest options"'
+
+setup: $(STAMP) ## Make .venv with the pinned packages (Python 3.11+; 6.5 GB, a few minutes the first time)
+
+$(STAMP): requirements.lock pyproject.toml scripts/make_venv
+	@echo "Setting up $(VENV) from requirements.lock, a few minutes the first time"
+	@scripts/make_venv $(VENV)
+	@touch $@
+
+test: setup ## Run the tests
+	$(RUN) -m pytest $(ARGS)
+
+reproduce: setup ## The main job: one live seed of every optimizer, judged against the committed seeds, with figures and table (FRESH=1: anew)
+	$(RUN) -m onebit.lab.reproduce figure_04 figure_01 figure_02 --profile laptop --live $(if $(FRESH),--fresh)
+
+figure-%: setup FORCE ## Redraw figure N from the committed CSV, in seconds
+	$(RUN) experiments/$(call figure,$*).py --profile $(PROFILE)
+
+reproduce-figure-%: setup FORCE ## Train what figure N lacks (PROFILE, SEEDS), then draw it
+	$(RUN) -m onebit.lab.reproduce $(call figure,$*) --profile $(PROFILE) --seeds $(SEEDS) $(if $(FRESH),--fresh)
+
+plan-figure-%: setup FORCE ## Print what figure N trains at PROFILE: model, data, steps, time, launch commands
+	$(RUN) -m onebit.lab.plan $(call figure,$*) --profile $(PROFILE)
+
+claims: setup ## Judge every claim from the committed CSV: results/CLAIMS.md and the table in README.md
+	$(RUN) -m onebit.lab.judge
+
+lint: setup ## Check the style with ruff
+	$(RUN) -m ruff check
+
+lock: ## Resolve requirements.lock anew after a change of pyproject.toml (needs uv)
+	uv pip compile --universal --python-version 3.11 --extra fast --extra lab --extra mpi --extra dev pyproject.toml -o requirements.lock
+
+clean: ## Remove .venv, caches and live runs; committed results stay
+	rm -rf $(VENV) build .pytest_cache .ruff_cache results/live outputs multirun wandb
+	find src tests experiments -name __pycache__ -prune -exec rm -rf {} +

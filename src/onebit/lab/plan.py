@@ -1,0 +1,105 @@
+"""What a figure would train, before anything is trained: `python -m onebit.lab.plan figure_04 --profile paper`.
+
+The model is built on torch's meta device, so that a configuration that cannot work fails here, in seconds.
+"""
+
+import argparse
+from dataclasses import dataclass
+
+import torch
+
+from .figures import load_figure
+from .options import composed
+from .run import Run, run_from
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the estimate assumes: workers, sustained FLOP/s of a worker, Gbit/s out of a worker (None: not a limit)."""
+
+    workers: int
+    flops: float
+    gbits: float | None
+
+
+LOCAL = Machine(workers=4, flops=4e10, gbits=None)
+# 64 V100 at a third of their peak; the Ethernet measured by the paper
+MACHINES = {"smoke": LOCAL, "laptop": LOCAL, "paper": Machine(workers=64, flops=4e13, gbits=4.1)}
+
+
+def parameters(run: Run) -> int:
+    """The size of the model."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in run.task.model().parameters())
+
+
+def volumes(run: Run, size: int, workers: int) -> tuple[float, float]:
+    """Bytes that a worker sends in the whole run, (Adam, 1-bit Adam): 32 bits and 1 bit an element, 2 (W - 1) / W elements a step."""
+    a_step = 2 * (workers - 1) / workers * 4 * size
+    steps = sum(phase.steps for phase in run.phases.values())
+    warmup = sum(phase.warmup for phase in run.phases.values())
+    return a_step * steps, a_step * (warmup + (steps - warmup) / 32)
+
+
+def sources(text: dict) -> list[str]:
+    """The data sets of a text: their ids on the hub, or the class that makes them."""
+    inner = [name for value in text.values() if isinstance(value, dict) for name in sources(value)]
+    return inner or [text.get("path", text["_target_"].rpartition(".")[2])]
+
+
+def launch(arguments: str, machine: Machine, profile: str) -> list[str]:
+    """How to start one run."""
+    if profile != "paper":
+        return [f"python -m onebit.lab.train {arguments} comm=gloo workers={machine.workers}"]
+    nodes = machine.workers // 8
+    return [f"torchrun --nnodes {nodes} --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m onebit.lab.train {arguments} comm=nccl",
+            f"mpirun -n {machine.workers} python -m onebit.lab.train {arguments} comm=mpi"]
+
+
+def describe(name: str, profile: str, machine: Machine) -> str:
+    """The plan as text."""
+    figure = load_figure(name)
+    arguments = [f"experiment={figure.EXPERIMENT}", f"profile={profile}"]
+    runs = [run_from(composed([*arguments, f"optimizer={optimizer}", f"workers={machine.workers}"])) for optimizer in figure.OPTIMIZERS]
+    run = runs[0]
+    size = parameters(run)
+    samples = run.batch * sum(phase.steps for phase in run.phases.values())
+    flop = 6 * size * run.batch * sum(phase.steps * phase.length for phase in run.phases.values())
+    lines = [f"{name}, profile {profile}: experiment {figure.EXPERIMENT}, {', '.join(run.method for run in runs)}",
+             f"model       {size:,} parameters (built on the meta device)",
+             f"data        {', '.join(sources(run.config['task']['text']))}"]
+    for phase_name, phase in run.phases.items():
+        number, micro = run.micro_batches(phase, machine.workers)
+        lines.append(f"{phase_name:11} {phase.steps:,} steps, T_w = {phase.warmup:,}, {run.batch:,} examples of {phase.length} tokens a step: "
+                     f"{machine.workers} workers x {number} x {micro}")
+    lines += [f"samples     {samples:,}",
+              f"compute     6 x parameters x tokens = {flop:.2g} FLOP, {hours(flop / machine.workers / machine.flops)} "
+              f"at {machine.flops:.2g} FLOP/s a worker (--flops)"]
+    for method, volume in zip(("Adam", "1-bit Adam"), volumes(run, size, machine.workers), strict=True):
+        exchange = f", {hours(8 * volume / machine.gbits / 1e9)} at {machine.gbits} Gbit/s (--gbits)" if machine.gbits else ""
+        lines.append(f"volume      {method}: {volume / 1e9:,.3g} GB sent by a worker{exchange}")
+    lines.append(f"launch      for each NAME of {', '.join(run.method for run in runs)}, with seed 0, 1, 2; "
+                 f"{'one of' if profile == 'paper' else 'or make reproduce-figure-' + str(int(name.split('_')[1]))}")
+    lines += ["  " + command for command in launch(" ".join([*arguments, "optimizer=NAME", "seed=0"]), machine, profile)]
+    return "\n".join(lines)
+
+
+def hours(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f} h" if seconds > 5400 else f"{seconds:,.0f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a figure would train, and how to launch it.")
+    parser.add_argument("figure", help="a file of experiments/ without .py, e.g. figure_04")
+    parser.add_argument("--profile", default="laptop", choices=tuple(MACHINES))
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--flops", type=float, help="FLOP/s that a worker sustains")
+    parser.add_argument("--gbits", type=float, help="Gbit/s out of a worker")
+    options = parser.parse_args()
+    default = MACHINES[options.profile]
+    machine = Machine(options.workers or default.workers, options.flops or default.flops, options.gbits or default.gbits)
+    print(describe(options.figure, options.profile, machine))
+
+
+if __name__ == "__main__":
+    main()

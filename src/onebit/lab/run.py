@@ -1,0 +1,100 @@
+"""What a run is told: the configuration, as objects."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from onebit.comm import Single
+from onebit.lab.precision import DTYPES
+from onebit.lab.schedule import Phase
+
+# Options that only other options read, as ${...}.
+REFERRED_TO = ("beta2", "cache", "data_root", "lr", "micro_batch", "scale", "warmup_steps", "workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The options of conf/config.yaml, which says what they are, as objects; `config` is all of them as plain values."""
+
+    experiment: str
+    profile: str
+    method: str
+    seed: int
+    task: object
+    phases: dict[str, Phase]
+    batch: int
+    precision: str
+    device: str | None
+    optimizer: partial
+    comm: object
+    record_every: int
+    checkpoint_every: int
+    output: str
+    resume: bool
+    overwrite: bool
+    wandb: str
+    progress: bool
+    config: dict
+
+    def __post_init__(self):
+        _require_one_of("precision", self.precision, DTYPES)
+        _require_one_of("wandb", self.wandb, ("disabled", "offline", "online"))
+        for name in ("batch", "record_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        for phase in self.phases.values():
+            self.micro_batches(phase, self.comm.workers)
+        self.optimizer([torch.nn.Parameter(torch.empty(1))], lr=1.0, communicator=Single())  # it checks its own options
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.output).expanduser()
+
+    @property
+    def warmup_steps(self) -> int:
+        """T_w; where a policy is to choose it, the experiment's."""
+        warmup = self.optimizer.keywords.get("warmup")
+        return warmup if isinstance(warmup, int) else next(iter(self.phases.values())).warmup
+
+    def micro_batches(self, phase: Phase, workers: int) -> tuple[int, int]:
+        """(number, size) of the micro-batches that make a worker's part of the batch."""
+        part, rest = divmod(self.batch, workers)
+        number = -(-part // phase.micro_batch)
+        if rest or part % number:
+            raise ValueError(
+                f"A batch of {self.batch} cannot be divided among {workers} workers in equal micro-batches of at most "
+                f"{phase.micro_batch}: choose workers=N or batch=N so that it can, for example "
+                f"batch={workers * phase.micro_batch * max(1, round(self.batch / workers / phase.micro_batch))}."
+            )
+        return number, part // number
+
+    def warnings(self) -> list[str]:
+        """What is allowed, but hardly meant."""
+        if "warmup" not in self.optimizer.keywords:
+            return []
+        warmups = [self.warmup_steps, *(phase.warmup for phase in list(self.phases.values())[1:])]
+        return [
+            f"the warm-up is as long as the run: T_w = {warmup} of the {phase.steps} steps of phase {name}, so nothing "
+            "will be compressed. Lower warmup_steps (15 to 25 % of the steps is usual)."
+            for warmup, (name, phase) in zip(warmups, self.phases.items(), strict=True)
+            if warmup >= phase.steps
+        ]
+
+
+def run_from(config: DictConfig) -> Run:
+    """The objects that a configuration describes. A key that nobody reads is a TypeError."""
+    objects = instantiate(config, _convert_="all")
+    options = {key: value for key, value in objects.items() if key not in REFERRED_TO}
+    return Run(**options, config=OmegaConf.to_container(config, resolve=True))
+
+
+def _require_one_of(option: str, value: str, choices) -> None:
+    if value not in choices:
+        near = get_close_matches(str(value), choices, 1)
+        guess = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{option} is one of {', '.join(choices)}, not {value}.{guess}")
