@@ -1,9 +1,10 @@
 """The compressed allreduce keeps what it loses, spends the bytes it promises, and never lets one tensor's size spoil another's."""
 
 import numpy as np
-import onebit
 import pytest
 import torch
+
+import onebit
 from onebit.allreduce import CompressedAllreduce, ExactAllreduce
 from onebit.compression import Identity, Sign
 from onebit.kernels import torch_ops

@@ -4,9 +4,10 @@ import math
 import warnings
 from collections import namedtuple
 
-import onebit
 import pytest
 import torch
+
+import onebit
 from onebit.comm import Single, run_threads
 
 Run = namedtuple("Run", "params optimizer")

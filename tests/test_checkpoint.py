@@ -4,11 +4,12 @@ import copy
 import io
 import pickle
 
-import onebit
 import pytest
 import torch
-from onebit.comm import Single, run_threads
 from test_behaviour import everything, make, same, step
+
+import onebit
+from onebit.comm import Single, run_threads
 
 SHAPES = ((70,), (9, 15), (0, 4))
 

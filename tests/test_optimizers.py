@@ -3,9 +3,10 @@
 import math
 
 import numpy as np
-import onebit
 import pytest
 import torch
+
+import onebit
 from onebit import reference
 from onebit.compression import Identity
 from onebit.layout import Layout
@@ -155,13 +156,13 @@ def test_naive_one_bit_adam_equals_its_reference(ranks):
 
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
-def test_every_rank_holds_the_same_bits_after_every_step(ranks):
-    for kind, options in [(onebit.DistributedAdam, {}), (onebit.OneBitAdam, {"warmup": 10}), (onebit.NaiveOneBitAdam, {})]:
-        history = onebit.comm.run_threads(ranks, lambda c: train(c, kind, options, 25, torch.float32))
-        for steps in zip(*history):
-            for state in steps[1:]:
-                for name in "xmv":
-                    np.testing.assert_array_equal(state[name], steps[0][name])
+@pytest.mark.parametrize("kind, options", [(onebit.DistributedAdam, {}), (onebit.OneBitAdam, {"warmup": 10}), (onebit.NaiveOneBitAdam, {})])
+def test_every_rank_holds_the_same_bits_after_every_step(ranks, kind, options):
+    history = onebit.comm.run_threads(ranks, lambda c: train(c, kind, options, 25, torch.float32))
+    for steps in zip(*history):
+        for state in steps[1:]:
+            for name in "xmv":
+                np.testing.assert_array_equal(state[name], steps[0][name])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

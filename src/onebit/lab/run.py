@@ -79,8 +79,8 @@ class Run:
             return []
         warmups = [self.warmup_steps, *(phase.warmup for phase in list(self.phases.values())[1:])]
         return [
-            f"the warm-up is as long as the run: T_w = {warmup} of the {phase.steps} steps of phase {name}, so nothing "
-            "will be compressed. Lower warmup_steps (15 to 25 % of the steps is usual)."
+            f"the warm-up is longer than the run: T_w = {warmup} steps, and phase {name} has {phase.steps}, so nothing will be "
+            "compressed in it. Lower warmup_steps (15 to 25 % of the steps is usual)."
             for warmup, (name, phase) in zip(warmups, self.phases.items(), strict=True)
             if warmup >= phase.steps
         ]

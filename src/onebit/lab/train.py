@@ -171,6 +171,7 @@ def launch(config: DictConfig) -> None:
             print(f"{config.output} holds a run that has {status}: nothing to do.", file=sys.stderr)
             return
         run = run_from(config)
+        run.task.prepare()
     except (RuntimeError, TypeError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
     run.comm.run(partial(train, run))

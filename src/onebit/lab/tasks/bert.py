@@ -44,6 +44,9 @@ class BertPretraining:
     def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return model(**batch).loss
 
+    def prepare(self) -> None:
+        load_corpus(self.text, self.tokenizer, self.cache)  # each worker opens its own
+
     def description(self) -> dict:
         return {"corpus_tokens": len(self.corpus.tokens), "corpus_sha256": self.corpus.sha256}
 
