@@ -98,5 +98,22 @@ def default_group(communicator):
     return type(optimizer.communicator).__name__, optimizer.communicator.size
 
 
+def made_too_early(communicator):
+    """An optimizer made before init_process_group would train a model of its own."""
+    group = torch.distributed.group.WORLD
+    torch.distributed.group.WORLD = None  # as if it did not exist yet
+    try:
+        run = make(None, warmup=3)
+    finally:
+        torch.distributed.group.WORLD = group
+    with pytest.raises(RuntimeError, match="after init_process_group"):
+        step(run, 0, communicator.rank)
+    return True
+
+
+def test_an_optimizer_made_before_the_process_group_raises():
+    assert BACKENDS["gloo"](2, made_too_early) == [True, True]
+
+
 def test_the_default_process_group_is_used():
     assert BACKENDS["gloo"](2, default_group) == [("TorchDistributed", 2)] * 2

@@ -1,6 +1,8 @@
 """What a user meets: wrong input, missing and broken gradients, masks, a new warm-up, traffic."""
 
+import copy
 import math
+import re
 import warnings
 from collections import namedtuple
 
@@ -56,8 +58,8 @@ def test_phase_and_bytes_change_at_the_stated_step():
         assert len(set(sent[:10])) == 1 and len(set(sent[10:])) == 1
         assert sent[10] <= sent[0] / 14 and calls[10:] == [3] * 10
         assert (total.bytes_sent, total.calls) == (sum(sent), sum(calls))
-        comparing_the_ranks = 3 * 32
-        assert communicator.bytes_sent == total.bytes_sent + comparing_the_ranks and communicator.calls == total.calls + 1
+        comparing_the_ranks = 2 * 3 * 32  # at the first step and at the freeze
+        assert communicator.bytes_sent == total.bytes_sent + comparing_the_ranks and communicator.calls == total.calls + 2
         assert total.last_step.compression_ratio > 25
         with pytest.raises(AttributeError):
             total.bytes_sent = 0
@@ -407,6 +409,14 @@ P = [torch.nn.Parameter(torch.zeros(3))]
     ({"warmup": 3, "betas": (0.9, 1.0)}, ValueError, "betas must"),
     ({"warmup": 3, "max_grad_norm": 0.0}, ValueError, "max_grad_norm"),
     ({"warmup": 3, "variance_floor": -1}, ValueError, "variance_floor"),
+    ({"warmup": math.nan}, ValueError, "whole number"),
+    ({"warmup": 3, "lr": None}, ValueError, "lr must be a number"),
+    ({"warmup": 3, "eps": "1e-8"}, ValueError, "eps must be a number"),
+    ({"warmup": 3, "betas": 0.9}, ValueError, "betas must"),
+    ({"warmup": 3, "amsgrad": True}, TypeError, "leave it out"),
+    ({"warmup": 3, "bias_correction": "no"}, ValueError, "bias_correction must be True or False"),
+    ({"warmup": 3, "compressor": "sign"}, TypeError, "onebit.compression.Sign"),
+    ({"warmup": 3, "communicator": "gloo"}, TypeError, "onebit.comm.TorchDistributed"),
 ])
 def test_wrong_options_name_the_remedy(options, error, message):
     with pytest.raises(error, match=message):
@@ -472,8 +482,6 @@ def differing(communicator, change):
 def test_ranks_that_differ_all_raise_and_name_the_first_difference(change, named):
     messages = run_threads(3, lambda c: differing(c, change))
     assert len(set(messages)) == 1 and "broadcast_parameters" in messages[0]
-    import re
-
     assert re.search(named, messages[0])
 
 
@@ -517,3 +525,125 @@ def test_several_processes_without_a_process_group_raise(variable, monkeypatch):
     with pytest.raises(RuntimeError, match=r"Single\(\)"):
         onebit.OneBitAdam(P, warmup=3)
     onebit.OneBitAdam(P, warmup=3, communicator=Single())
+
+
+# ---- what would ruin a run silently
+
+
+@pytest.mark.parametrize("change", ["lr", "requires_grad", "weight_decay"])
+@pytest.mark.parametrize("at", [3, 8])
+def test_ranks_whose_options_come_to_differ_raise_at_the_next_agreement(change, at):
+    """In the warm-up that is the freeze, in the compressed phase the next step."""
+    def run(communicator):
+        run = make(communicator, warmup=6)
+        for t in range(12):
+            if t == at and communicator.rank == 1:
+                if change == "lr":
+                    run.optimizer.param_groups[0]["lr"] = 0.5
+                elif change == "requires_grad":
+                    run.params[1].requires_grad_(False)
+                else:
+                    run.optimizer.param_groups[0]["weight_decay"] = 0.1
+            try:
+                step(run, t, communicator.rank)
+            except RuntimeError as error:
+                assert "the ranks differ" in str(error)
+                return t
+
+    assert set(run_threads(2, run)) == {5 if at == 3 else 8}
+
+
+def test_a_tiny_variance_is_warned_of_and_a_floor_cures_it():
+    """A rare word's coordinate: one gradient early on, so that v is not zero at the freeze but next to nothing."""
+    def train(**options):
+        p = torch.nn.Parameter(torch.zeros(64))
+        optimizer = onebit.OneBitAdam([p], lr=1e-2, warmup=200, betas=(0.9, 0.9), communicator=Single(), **options)
+        generator = torch.Generator().manual_seed(0)
+        for t in range(300):
+            p.grad = torch.randn(64, generator=generator)
+            if t:
+                p.grad[:2] = 0
+            optimizer.step()
+        return p.detach().abs().max()
+
+    with pytest.warns(UserWarning, match="2 coordinates .* variance_floor"):
+        assert train() > 1
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*variance_floor")
+        assert train(variance_floor=1e-3) < 1
+
+
+def test_an_overflowed_variance_raises_at_the_freeze():
+    run = make(Single(), warmup=5)
+    with pytest.raises(RuntimeError, match="overflowed"):
+        for t in range(6):
+            step(run, t, 0, scale=1e21 if t == 4 else 1.0)
+
+
+def test_changing_compress_in_a_new_warmup_keeps_the_bias_correction():
+    """A constant gradient: every step of Adam moves by lr, whatever the group was before."""
+    for flags in ((True, False), (False, True)):
+        params = [torch.nn.Parameter(torch.zeros(8)) for _ in range(2)]
+        optimizer = onebit.OneBitAdam([{"params": [params[0]]}, {"params": [params[1]], "compress": flags[0]}], lr=1.0, warmup=20,
+                                      communicator=Single())
+        for t in range(40):
+            if t == 25:
+                optimizer.restart_warmup(100)
+                optimizer.param_groups[1]["compress"] = flags[1]
+            before = params[1].detach().clone()
+            for p in params:
+                p.grad = torch.ones(8)
+            optimizer.step()
+            torch.testing.assert_close(before - params[1].detach(), torch.ones(8), rtol=2e-3, atol=0)
+
+
+def test_the_variance_ratio_looks_at_compressed_groups_only():
+    """A large settled group with compress=False does not hide that the other's variance still grows."""
+    params = [torch.nn.Parameter(torch.zeros(8)), torch.nn.Parameter(torch.zeros(1000))]
+    optimizer = onebit.OneBitAdam([{"params": params[:1]}, {"params": params[1:], "compress": False}], betas=(0.9, 0.8),
+                                  warmup=onebit.VarianceRatio(min_steps=0), communicator=Single())
+    for t in range(60):
+        params[0].grad, params[1].grad = torch.full((8,), 1.1**t), torch.ones(1000)
+        optimizer.step()
+    assert optimizer.phase == "warmup"
+
+
+def test_what_cannot_work_is_refused_with_the_remedy():
+    run = make(Single(), warmup=5)
+    scaler = torch.amp.GradScaler("cpu")
+    for p in run.params:
+        p.grad = torch.ones_like(p)
+    scaler.scale(torch.ones(()))
+    with pytest.raises(RuntimeError, match="last_step_skipped"):
+        scaler.step(run.optimizer)
+    with pytest.raises(TypeError, match="state_dict"):
+        copy.deepcopy(run.optimizer)
+    with pytest.raises(ValueError, match="no parameter"):
+        onebit.DistributedAdam([{"params": []}])
+
+
+def test_a_refused_group_leaves_nothing_behind():
+    run = make(Single(), warmup=5)
+    with pytest.raises(ValueError, match="lr must"):
+        run.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))], "lr": -1.0})
+    assert len(run.optimizer.param_groups) == 1
+    run.optimizer.param_groups[0]["compress"] = False
+    for t in range(2):
+        with pytest.raises(ValueError, match="DistributedAdam"):
+            step(run, t, 0)
+
+
+def test_groups_may_hold_keys_of_the_users_own():
+    p = torch.nn.Parameter(torch.zeros(2))
+    optimizer = onebit.OneBitAdam([{"params": [p], "lr_scale": 0.5, "name": "head"}], warmup=3)
+    assert optimizer.param_groups[0]["lr_scale"] == 0.5
+
+
+def test_broadcasting_differing_models_raises_on_all_ranks():
+    def run(communicator):
+        model = torch.nn.Linear(3, 4 + communicator.rank)
+        with pytest.raises(RuntimeError, match="rank 1 has weight: shape .5, 3."):
+            onebit.broadcast_parameters(model, communicator)
+        return True
+
+    assert run_threads(2, run) == [True, True]

@@ -172,6 +172,48 @@ def test_the_phase_follows_the_new_setting_after_a_load(before, after):
         assert all(torch.isfinite(p).all() for p in params)
 
 
+def frozen_at_20(warmup):
+    run = make(Single(), shapes=SHAPES, warmup=warmup, betas=(0.9, 0.8))
+    for t in range(20):
+        step(run, t, 0)
+    return run
+
+
+def test_rolling_back_behind_a_restart_forgets_the_restart():
+    run = frozen_at_20(10)
+    state = saved(run.optimizer)
+    run.optimizer.restart_warmup(50)
+    run.optimizer.load_state_dict(state)
+    assert run.optimizer.phase == "compressed"
+
+
+@pytest.mark.parametrize("old, new, phase", [
+    (onebit.VarianceRatio(0.1, min_steps=0), onebit.VarianceRatio(0.1, min_steps=1000), "warmup"),
+    (onebit.VarianceRatio(0.1, min_steps=0), onebit.VarianceRatio(0.1, min_steps=0), "compressed"),
+    (onebit.VarianceRatio(0.1, min_steps=0), 200, "warmup"),
+])
+def test_a_chosen_freeze_holds_only_under_the_policy_that_chose_it(old, new, phase):
+    state = saved(frozen_at_20(old).optimizer)
+    other = make(Single(), shapes=SHAPES, warmup=new, betas=(0.9, 0.8))
+    other.optimizer.load_state_dict(state)
+    assert other.optimizer.phase == phase
+
+
+def test_a_restart_holds_only_under_the_policy_that_it_interrupted():
+    run = frozen_at_20(10)
+    run.optimizer.restart_warmup(5)
+    for warmup, last in ((10, 25), (200, 200)):
+        other = make(Single(), shapes=SHAPES, warmup=warmup, betas=(0.9, 0.8))
+        other.optimizer.load_state_dict(saved(run.optimizer))
+        assert other.optimizer.warmup.steps == last
+
+
+def test_a_frozen_variance_is_not_taken_for_a_raw_one():
+    state = saved(frozen_at_20(10).optimizer)
+    with pytest.raises(ValueError, match="restart_warmup"):
+        make(Single(), onebit.DistributedAdam, shapes=SHAPES).optimizer.load_state_dict(state)
+
+
 def test_loading_torch_adamw_starts_from_its_moments():
     params = [torch.nn.Parameter(torch.ones(s)) for s in SHAPES]
     adamw = torch.optim.AdamW(params, lr=0.3)
@@ -198,6 +240,9 @@ def test_schedulers_find_their_initial_learning_rate_after_a_load():
     torch.optim.lr_scheduler.StepLR(run.optimizer, 3)
     other = resumed(Single(), run.params, saved(run.optimizer), warmup=10)
     torch.optim.lr_scheduler.StepLR(other.optimizer, 3, last_epoch=5)
+    torch.optim.lr_scheduler.OneCycleLR(run.optimizer, 0.1, total_steps=20)
+    other = resumed(Single(), run.params, saved(run.optimizer), warmup=10)
+    torch.optim.lr_scheduler.OneCycleLR(other.optimizer, 0.1, total_steps=20, last_epoch=5)
 
 
 def test_a_state_with_other_groups_is_refused():

@@ -1,6 +1,7 @@
 import torch
 
 from .comm import default_communicator
+from .optim.agreement import check_same_on_all_ranks
 
 
 @torch.no_grad()
@@ -13,9 +14,16 @@ def broadcast_parameters(model, communicator=None):
     Args:
         model: a torch.nn.Module.
         communicator: see `onebit.comm`; None: torch.distributed's default group, or a single worker.
+
+    Raises RuntimeError on all ranks, naming the first difference, if the models differ in structure.
     """
     communicator = default_communicator() if communicator is None else communicator
-    for tensor in [*model.parameters(), *model.buffers()]:
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if not tensors:
+        return
+    lines = [f"{name}: shape {tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors]
+    check_same_on_all_ranks(communicator, lines, tensors[0][1].device, "Build the same model on every rank")
+    for _, tensor in tensors:
         data = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
         tensor.copy_(_from_rank_0(communicator, data).view(tensor.dtype).view(tensor.shape))
 

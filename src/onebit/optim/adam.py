@@ -1,7 +1,8 @@
 from ..allreduce import ExactAllreduce
 from ..kernels.torch_ops import total
-from .agreement import agree, squared_norm
+from .agreement import agree, describe_options, squared_norm
 from .base import DistributedOptimizer
+from .options import check_flag
 
 
 def advance_moments(m, v, g, beta1, beta2):
@@ -24,8 +25,8 @@ class DistributedAdam(DistributedOptimizer):
         x <- (1 - lr weight_decay) x - lr m_hat / (sqrt(v_hat) + eps)
 
     with m_hat = m / (1 - beta1^t), v_hat = v / (1 - beta2^t), or m and v themselves if bias_correction is False (as in the papers).
-    One all_reduce a step. With one rank it equals torch.optim.AdamW (Loshchilov and Hutter, 2019), without gradients too: None counts as
-    zero here, where torch leaves the parameter alone.
+    One all_reduce a step. With one rank it equals torch.optim.AdamW (Loshchilov and Hutter, 2019), but that a gradient that is None counts
+    as zero here, where torch leaves the parameter alone.
 
     Args:
         lr, betas, eps, weight_decay: as torch.optim.AdamW's; weight decay is decoupled and 0 by default.
@@ -37,6 +38,7 @@ class DistributedAdam(DistributedOptimizer):
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, bias_correction=True, max_grad_norm=None,
                  check_finite=True, communicator=None, **unknown):
+        check_flag("bias_correction", bias_correction)
         self.bias_correction = bias_correction
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, max_grad_norm=max_grad_norm,
                          check_finite=check_finite, communicator=communicator, unknown=unknown)
@@ -66,11 +68,16 @@ class DistributedAdam(DistributedOptimizer):
     def _agree(self, gradients, late=0):
         """Before local gradients are averaged or anything is changed: their common clipping factor, and `late` over all ranks.
 
-        The factor is that of sqrt(mean_i ||g_i||^2), an upper bound of the norm of the mean gradient; None: skip the step.
+        The factor is that of sqrt(mean_i ||g_i||^2), an upper bound of the norm of the mean gradient; None: skip the step. Raises
+        RuntimeError on all ranks if their options have come to differ.
         """
         if not self._needs_norm:
             return 1.0, 0
-        agreement = agree(self.communicator, gradients, late)
+        trained = "".join(str(int(p.requires_grad)) for p in self._params())
+        options = f"{self.steps}, {trained}, {[describe_options(group) for group in self.param_groups]}"
+        agreement = agree(self.communicator, gradients, late, options)
+        if not agreement.same_options:
+            self._compare_ranks()
         return self._factor(agreement.squared_norm), agreement.late
 
     def _exact_mean(self, part, g):
@@ -101,10 +108,5 @@ class DistributedAdam(DistributedOptimizer):
 
     def variance_norms(self):
         """(||v||_1, ||v||_2) of the bias-corrected variance over all parameters: what shows whether it may be frozen."""
-        sums = [0.0, 0.0]
-        for part in self._parts:
-            for group, span in part.spans:
-                v = part.variance[span] / self._variance_correction(part, group)
-                sums[0] += total(v)
-                sums[1] += total(v, square=True)
-        return sums[0], sums[1] ** 0.5
+        corrected = [part.variance[span] / self._variance_correction(part, group) for part in self._parts for group, span in part.spans]
+        return sum(map(total, corrected)), sum(total(v, square=True) for v in corrected) ** 0.5

@@ -9,8 +9,10 @@ from typing import NamedTuple
 import torch
 
 from ..kernels.torch_ops import total
+from .options import GROUP_OPTIONS
 
-_MESSAGE = struct.Struct("<dq")  # 16 bytes: squared norm of the local gradients, count of gradients where there is no variance
+_MESSAGE = struct.Struct("<dII")  # 16 bytes: squared norm of the local gradients, late gradients, digest of the options
+_MOST = 2**32 - 1
 
 
 class Agreement(NamedTuple):
@@ -18,6 +20,7 @@ class Agreement(NamedTuple):
 
     squared_norm: float  # mean over the ranks of the squared norm; not finite if any gradient is not
     late: int  # elements, over all ranks, with a gradient where the variance was zero at the freeze
+    same_options: bool  # whether all ranks are about to take the same step
 
 
 def to_bytes(data, device):
@@ -34,11 +37,22 @@ def squared_norm(vectors):
     return sum(total(x, square=True) for x in vectors)
 
 
-def agree(communicator, gradients, late):
-    """One all_gather of 16 bytes; sums in rank order, so that every rank gets the same bits."""
-    rows = gather_bytes(communicator, _MESSAGE.pack(squared_norm(gradients), late), gradients[0].device)
-    norms, counts = zip(*map(_MESSAGE.unpack, rows))
-    return Agreement(sum(norms) / len(norms), sum(counts))
+def agree(communicator, gradients, late, options):
+    """One all_gather of 16 bytes; sums in rank order, so that every rank gets the same bits.
+
+    Args:
+        late: this rank's count of gradients where there is no variance.
+        options: text of what all ranks must have in common at this step.
+    """
+    message = _MESSAGE.pack(squared_norm(gradients), min(late, _MOST), zlib.crc32(options.encode()))
+    rows = gather_bytes(communicator, message, gradients[0].device)
+    norms, counts, digests = zip(*map(_MESSAGE.unpack, rows), strict=True)
+    return Agreement(sum(norms) / len(norms), sum(counts), len(set(digests)) == 1)
+
+
+def describe_options(group):
+    """A parameter group's options as text, the same on ranks that have the same."""
+    return ", ".join(f"{name}={group[name]}" for name in GROUP_OPTIONS)
 
 
 def clip_factor(norm_squared, max_grad_norm):

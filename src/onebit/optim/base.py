@@ -3,16 +3,20 @@
 import torch
 
 from ..comm import default_communicator
-from .agreement import check_same_on_all_ranks, checksum, clip_factor
+from .agreement import check_same_on_all_ranks, checksum, clip_factor, describe_options
 from .checkpoint import check_shapes, errors_to_take, warn_of_lost_errors
 from .flat import FlatState
-from .options import check_dense, check_group, check_max_grad_norm, check_not_moved, check_tensors, option_names, reject_unknown
+from .options import (GROUP_OPTIONS, ONLY_TORCH, check_communicator, check_dense, check_flag, check_group, check_not_moved, check_number,
+                      check_tensors, option_names, reject_misspelt, reject_unknown)
 from .traffic import Communication, Traffic
 
 MAX_CONSECUTIVE_SKIPS = 100
 MOMENTS = ("exp_avg", "exp_avg_sq")
-GROUP_OPTIONS = ("lr", "betas", "eps", "weight_decay", "compress")
-GROUP_KEYS = (*GROUP_OPTIONS, "params", "param_names", "name", "initial_lr")  # the last is a learning-rate scheduler's
+_GRAD_SCALER = (
+    "torch.amp.GradScaler decides on each rank alone whether to skip a step, and the ranks would drift apart. Use bfloat16, which needs no "
+    "scaler; or scale the loss yourself by one number on all ranks, divide the gradients by it, call step(), which skips on all ranks alike, "
+    "and halve the number if optimizer.last_step_skipped"
+)
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -30,11 +34,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """
 
     has_errors = False
+    _step_supports_amp_scaling = True  # so that torch's GradScaler always calls step(), which then can say that it must not be used
 
     def __init__(self, params, options, *, max_grad_norm, check_finite, communicator, unknown):
         reject_unknown(unknown, option_names(type(self).__init__), type(self).__name__)
-        check_max_grad_norm(max_grad_norm)
-        self.communicator = default_communicator() if communicator is None else communicator
+        if max_grad_norm is not None:
+            check_number("max_grad_norm", max_grad_norm, 0, strict=True)
+        check_flag("check_finite", check_finite)
+        self._communicator_is_given = communicator is not None
+        self.communicator = communicator if self._communicator_is_given else default_communicator()
+        check_communicator(self.communicator)
         self.max_grad_norm = max_grad_norm
         self.check_finite = check_finite
         self.last_step_skipped = False
@@ -51,25 +60,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, group):
         if self._step:
-            raise ValueError("a parameter group cannot be added after the first step: its variance would be younger than the others'. "
-                             "Give all parameters at construction; one with requires_grad=False is left alone until you set it True")
+            raise ValueError("a parameter group cannot be added after the first step: its variance would be younger than the others'. Give all "
+                             "parameters at construction; one with requires_grad=False is left alone until you set it True, before the freeze")
         if isinstance(group, dict):
-            reject_unknown(group, GROUP_KEYS, f"a parameter group of {type(self).__name__}")
+            reject_misspelt(group, type(self).__name__)
         super().add_param_group(group)
-        check_group(self.param_groups[-1])
-        check_tensors(self._params())
+        try:
+            check_group(self.param_groups[-1])
+            check_tensors(self._params())
+        except ValueError:
+            self.param_groups.pop()
+            raise
         if self._parts:
             self._build({})
 
     def _build(self, values):
         """Lay the parameters out and make their state, taking over `values`: for each parameter its entries."""
-        self._compress_flags = [group["compress"] for group in self.param_groups]
+        flags = [group["compress"] for group in self.param_groups]
+        if self.has_errors and not any(flags):
+            raise ValueError(f"every parameter group has compress=False, so nothing would be compressed: use onebit.DistributedAdam, or "
+                             f"{type(self).__name__} with a group to compress")
+        self._compress_flags = flags
         self._compressed, self._exact = self._part(True), self._part(False)
         self._parts = [part for part in (self._compressed, self._exact) if part]
         self._allreduce = None  # the CompressedAllreduce, while there are errors to hold
-        if self.has_errors and not self._compressed:
-            raise ValueError(f"every parameter group has compress=False, so nothing would be compressed: use onebit.DistributedAdam, or "
-                             f"{type(self).__name__} with a group to compress")
         for part in self._parts:
             for p, entries in zip(part.params, part.state()):
                 self.state[p] = {"step": self._step} | entries
@@ -102,22 +116,39 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Returns what `closure` returns, if it is given. Raises RuntimeError on all ranks at the first step if their parameters
         differ, and after MAX_CONSECUTIVE_SKIPS steps skipped in a row.
         """
+        self._refuse_wrappers()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for group in self.param_groups:
+            check_group(group)
         self._check_ranks()
         self._check_flags()
+        self._follow_phase()
         before = self._wire()
         self.last_step_skipped = not self._take_step()
         self._errors_are_shared &= self.last_step_skipped
         self._last = self._traffic_since(before)
         self._total = self._total.plus(self._last)
+        self._follow_phase()
         self._count_skips()
         return loss
 
+    def _follow_phase(self):
+        """Before and after a step: bring the state into line with the phase. All ranks do it together; it is no part of the step's traffic."""
+
     def _take_step(self):
         raise NotImplementedError
+
+    def _refuse_wrappers(self):
+        if hasattr(self, "found_inf"):
+            raise RuntimeError(_GRAD_SCALER)
+        if torch.compiler.is_compiling():
+            raise RuntimeError("step() cannot be compiled, since it communicates: compile the model, and call step() outside")
+
+    def __getstate__(self):
+        raise TypeError("an optimizer that communicates can be neither copied nor pickled: copy or save its state_dict()")
 
     def _collect(self):
         """This rank's gradients, a flat vector for each part."""
@@ -137,9 +168,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if [group["compress"] for group in self.param_groups] == self._compress_flags:
             return
         if self._allreduce:
-            raise ValueError("compress was changed while compression errors are held: it may change in a warm-up only. Call "
-                             "restart_warmup(steps), then change it")
-        self._build({p: {name: entries[name] for name in MOMENTS} for p, entries in self.state.items()})
+            raise ValueError("compress was changed while compression errors are held: it may change in the warm-up of OneBitAdam only. Set it "
+                             "back, call restart_warmup(steps), then change it")
+        self._relayout({p: {name: entries[name] for name in MOMENTS} for p, entries in self.state.items()})
+
+    def _relayout(self, moments):
+        self._build(moments)
 
     def _count_skips(self):
         self._skips = self._skips + 1 if self.last_step_skipped else 0
@@ -150,16 +184,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # ---- what the ranks must have in common
 
     def _check_ranks(self):
-        """At the first step the ranks compare their layout and a checksum of the parameters."""
-        params = self._params()
+        """At the first step the ranks compare their layout, options and checksums; at the others each looks at its own gradients."""
         if not self._ranks_checked:
-            check_not_moved(params, self._parts[0].gradient.device)
-            check_same_on_all_ranks(
-                self.communicator, [self._describe(), *self._describe_parameters()], params[0].device,
-                "Build the same model and optimizer on every rank, then call onebit.broadcast_parameters(model) before the first step",
-            )
+            if not self._communicator_is_given and default_communicator().size != self.communicator.size:
+                raise RuntimeError("torch.distributed was initialised after the optimizer was made, which therefore works alone: make the optimizer "
+                                   "after init_process_group, or pass communicator=onebit.comm.Single() to train separate models on purpose")
+            check_not_moved(self._params(), self._parts[0].gradient.device)
+            self._compare_ranks()
             self._ranks_checked = True
-        check_dense(params, self._names())
+        check_dense(self._params(), self._names())
+
+    def _compare_ranks(self):
+        """Raise RuntimeError on all ranks, naming the first difference, unless parameters, moments and options are the same on all."""
+        check_same_on_all_ranks(
+            self.communicator, [self._describe(), *self._describe_parameters()], self._parts[0].gradient.device,
+            "Build the same model and optimizer on every rank, call onebit.broadcast_parameters(model) before the first step, and change options "
+            "and load state on all ranks alike",
+        )
 
     def _describe(self):
         return f"{type(self).__name__} after {self.steps} steps, max_grad_norm={self.max_grad_norm}, check_finite={self.check_finite}"
@@ -167,11 +208,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _describe_parameters(self):
         names = self._names()
         for group in self.param_groups:
-            options = ", ".join(f"{key}={group[key]}" for key in GROUP_OPTIONS)
+            options = describe_options(group)
             for p in group["params"]:
-                sparse = p.grad is not None and p.grad.layout != torch.strided
-                yield (f"{next(names)}: shape {tuple(p.shape)}, {p.dtype}, requires_grad={p.requires_grad}, {options}"
-                       f"{', a sparse gradient' if sparse else ''}, checksum {checksum(p):08x}")
+                sparse = ", a sparse gradient" if p.grad is not None and p.grad.layout != torch.strided else ""
+                moments = "".join(f", {name} {checksum(self.state[p][name]):08x}" for name in MOMENTS)
+                yield (f"{next(names)}: shape {tuple(p.shape)}, {p.dtype}, requires_grad={p.requires_grad}, {options}{sparse}, "
+                       f"checksum {checksum(p):08x}{moments}")
 
     # ---- traffic
 
@@ -187,14 +229,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def communication(self):
         """A frozen snapshot of this rank's traffic in steps: bytes_sent, bytes_received, calls, compression_ratio; `.last_step` alike.
 
-        It leaves out how the ranks are compared at the first step; the communicator's own counters have everything.
+        It leaves out what passes between steps: how the ranks are compared at the first step and at the freeze, and what `restart_warmup`
+        and `synchronize` send. The communicator's own counters have everything.
         """
         return Communication(**vars(self._total), last_step=self._last)
 
     # ---- checkpoints
 
     def state_dict(self):
-        """As any optimizer's. Compression errors differ between ranks: let each rank save its own, or call `synchronize` first."""
+        """As any optimizer's. Compression errors differ between ranks: let each rank save its own file, or call `synchronize` first.
+
+        torch.distributed.checkpoint takes every tensor from some one rank: with it, always call `synchronize` first.
+        """
         saved = super().state_dict()
         saved["param_groups"][0]["onebit"] = self._facts()
         return saved
@@ -202,7 +248,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _facts(self):
         """What a checkpoint holds beside tensors and options."""
         return {"rank": self.communicator.rank, "size": self.communicator.size, "errors_are_shared": self._errors_are_shared,
-                "has_errors": self._allreduce is not None}
+                "holds_errors": self._allreduce is not None}
 
     def load_state_dict(self, state_dict, reset_errors=False):
         """Take over a state, also a plain torch.optim.Adam or AdamW's. State keeps its own dtype whatever the parameters'.
@@ -221,12 +267,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         check_shapes(self._params(), self._names(), saved)
         if not errors:
             warn_of_lost_errors(state_dict["state"])
-        options = [own | {key: group[key] for key in {*GROUP_OPTIONS, "initial_lr", "params"} & group.keys()}
+        self._check_kind(facts)
+        options = [own | {key: value for key, value in group.items() if key not in (*ONLY_TORCH, "param_names")}
                    for group, own in zip(groups, self.param_groups)]
         super().load_state_dict({"state": {}, "param_groups": options + groups[len(options) :]})
         self._step.fill_(max((float(entries["step"]) for entries in state_dict["state"].values()), default=0.0))
         self._build(dict(zip(self._params(), saved)))
         self._take_facts(facts)
+
+    def _check_kind(self, facts):
+        if facts.get("variance_is_corrected"):
+            raise ValueError("this checkpoint holds a frozen variance: load it into onebit.OneBitAdam, and call restart_warmup(steps) to go on "
+                             "exactly")
 
     def _take_facts(self, facts):
         self._errors_are_shared = facts.get("errors_are_shared", False)

@@ -8,7 +8,7 @@ def errors_to_take(facts, rank, size, reset_errors):
 
     Raises ValueError if they are another rank's, unless `reset_errors`.
     """
-    if not facts.get("has_errors"):
+    if not facts.get("holds_errors"):
         return ()
     if facts["errors_are_shared"]:
         return ("worker_error",)

@@ -1,6 +1,7 @@
 from ..allreduce import CompressedAllreduce
 from ..compression import Sign
 from .adam import DistributedAdam
+from .options import check_compressor, describe_compressor
 
 
 class NaiveOneBitAdam(DistributedAdam):
@@ -19,13 +20,16 @@ class NaiveOneBitAdam(DistributedAdam):
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, bias_correction=True, max_grad_norm=None,
                  check_finite=True, compressor=None, communicator=None, **unknown):
-        self.compressor = compressor or Sign
+        self.compressor = check_compressor(compressor or Sign)
         super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
                          check_finite=check_finite, communicator=communicator, **unknown)
 
     @property
     def phase(self):
         return "compressed"
+
+    def _describe(self):
+        return f"{super()._describe()}, compressor={describe_compressor(self.compressor)}"
 
     def _build(self, values):
         super()._build(values)

@@ -5,10 +5,14 @@ import torch
 
 from ..allreduce import CompressedAllreduce
 from ..compression import Sign
-from ..kernels.torch_ops import per_block, segment_sums
+from ..kernels.torch_ops import per_block, segment_sums, total
 from ..layout import ALIGNMENT
 from .adam import DistributedAdam
+from .options import check_compressor, check_number, describe_compressor, option_names, reject_unknown
 from .warmup import FixedSteps, Policy
+
+# Learning rates. Adam's own steps are at most (1 - beta1) / sqrt(1 - beta2) of them, 3.2 at its defaults (Kingma and Ba, section 2.1).
+LARGEST_STEP = 100
 
 
 class OneBitAdam(DistributedAdam):
@@ -41,43 +45,43 @@ class OneBitAdam(DistributedAdam):
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, warmup=None, bias_correction=True,
                  max_grad_norm=None, check_finite=True, variance_floor=0.0, compressor=None, communicator=None, **unknown):
-        if warmup is None and not unknown:
+        reject_unknown(unknown, option_names(OneBitAdam.__init__), type(self).__name__)
+        if warmup is None:
             raise TypeError("OneBitAdam needs warmup=, the number of steps before the variance is frozen: 15 to 25 % of all steps is the "
                             "papers' rule of thumb, onebit.VarianceRatio(min_steps=...) chooses it")
-        if not variance_floor >= 0:
-            raise ValueError(f"variance_floor is a fraction of a tensor's mean variance, at least 0, not {variance_floor}")
-        self.warmup = copy.deepcopy(warmup) if isinstance(warmup, Policy) else FixedSteps(1 if warmup is None else warmup)
+        check_number("variance_floor, a fraction of a tensor's mean variance,", variance_floor, 0)
+        self._policy = warmup if isinstance(warmup, Policy) else FixedSteps(warmup)  # the user's; `self.warmup` is the one in force
         self.variance_floor = variance_floor
-        self.compressor = compressor or Sign
+        self.compressor = check_compressor(compressor or Sign)
         self._variance_steps = 0  # how often the variance was updated
         self._variance_is_corrected = False
         self._restart_end = None
         self._warned_of_late_gradients = False
         super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
-                         check_finite=check_finite, communicator=communicator, **unknown)
-        self._bind_warmup(self.warmup)
+                         check_finite=check_finite, communicator=communicator)
+        self._begin_warmup(self._policy)
 
     @property
     def phase(self):
         return "compressed" if self.warmup.is_over(self.steps) else "warmup"
 
-    def _bind_warmup(self, policy):
-        policy.bind(max(group["betas"][1] for group in self.param_groups))
-        self.warmup = policy
+    def _begin_warmup(self, policy):
+        self.warmup = copy.deepcopy(policy)
+        self.warmup.bind(max(group["betas"][1] for group in self.param_groups))
 
     def _describe(self):
-        return f"{super()._describe()}, {self.phase}, warmup={self.warmup!r}, variance_floor={self.variance_floor}"
+        return (f"{super()._describe()}, {self.phase}, warmup={self.warmup!r}, variance_floor={self.variance_floor}, "
+                f"compressor={describe_compressor(self.compressor)}")
 
     def _take_step(self):
-        self._follow_phase()
-        taken = self._compressed_step() if self._allreduce else self._warmup_step()
-        self._follow_phase()
-        return taken
+        return self._compressed_step() if self._allreduce else self._warmup_step()
 
     def _warmup_step(self):
         taken = self._exact_step()
         if taken and self.warmup.wants(self.steps):
-            self.warmup.observe(self.steps, self.variance_norms()[0])
+            part = self._compressed
+            norm = sum(total(part.variance[span]) / self._variance_correction(part, group) for group, span in part.spans)
+            self.warmup.observe(self.steps, norm)
         return taken
 
     def _compressed_step(self):
@@ -121,9 +125,12 @@ class OneBitAdam(DistributedAdam):
             self._thaw()
 
     def _freeze(self):
-        """Line 2: v_{T_w}. Everything here is computed from state that all ranks share."""
-        self._warn_if_unsettled()
+        """Line 2: v_{T_w}. Everything here is computed from state that all ranks share, and the ranks make sure that it is the same."""
         part = self._compressed
+        if not torch.isfinite(part.variance).all():
+            raise RuntimeError("the variance has overflowed: a gradient was too large to be squared. Set max_grad_norm, or lower the learning rate")
+        self._compare_ranks()
+        self._warn_if_unsettled()
         if self.bias_correction and not self._variance_is_corrected:
             for group, span in part.spans:
                 part.variance[span] /= 1 - group["betas"][1] ** self._variance_steps
@@ -131,10 +138,11 @@ class OneBitAdam(DistributedAdam):
         if self.variance_floor:
             self._raise_to_floor(part.variance, part.layout)
         self._make_allreduce()
+        self._warn_of_small_variance()
 
     def _raise_to_floor(self, v, layout):
         """v <- max(v, variance_floor * mean of its tensor), in place."""
-        means = segment_sums(v, layout.lengths) / segment_sums(layout.real, layout.lengths).clamp(min=1)
+        means = segment_sums(v, layout.lengths) / self._counts()
         floor = per_block((self.variance_floor * means).to(v.dtype), layout.lengths)
         v.copy_(torch.where(layout.real, torch.maximum(v.view(-1, ALIGNMENT), floor).flatten(), 0))
 
@@ -159,20 +167,35 @@ class OneBitAdam(DistributedAdam):
         mask. All ranks must call it, between the same two steps.
         """
         self._restart_end = self.steps + FixedSteps(steps).steps
-        self._bind_warmup(FixedSteps(self._restart_end))
+        self._begin_warmup(FixedSteps(self._restart_end))
         self._follow_phase()
 
     # ---- warnings
 
     def _warn_if_unsettled(self):
         policy = self.warmup
-        if self._variance_steps <= policy.window:
-            self._warn(f"the variance is frozen after {self._variance_steps} steps, no more than its memory 1 / (1 - beta2) = {policy.window}: it is "
-                       "likely not settled, and training may be slow or unstable. A longer warmup is safer")
-        elif policy.ratio is not None and not policy.is_settled():
+        if policy.ratio is None:
+            self._warn(f"the variance is frozen after {self.steps} steps and is not known to have settled: the warm-up was no longer than the "
+                       f"variance's memory, 1 / (1 - beta2) = {policy.window} steps. Training may be slow or unstable; a longer warmup is safer")
+        elif not policy.is_settled():
             self._warn(f"the variance is frozen after {self.steps} steps while it still changes: ||v_t||_1 / ||v_(t-{policy.window})||_1 = "
                        f"{policy.ratio:.3f}, outside [{policy.threshold}, {1 / policy.threshold:.3f}]. A longer warmup, or "
                        "onebit.VarianceRatio, is safer")
+
+    def _warn_of_small_variance(self):
+        """One bit moves every coordinate of a tensor by the same momentum, so one with a tiny variance, such as a rare word's, runs away."""
+        layout, eps = self._compressed.layout, max(group["eps"] for group in self.param_groups)
+        scales = (segment_sums(self._compressed.momentum, layout.lengths, square=True) / self._counts()).sqrt()
+        steps = per_block(scales, layout.lengths) / (self._compressed.variance.view(-1, ALIGNMENT).sqrt() + eps)
+        large = int(((steps > LARGEST_STEP) & self._allreduce.active.view(-1, ALIGNMENT)).sum())
+        if large:
+            self._warn(f"{large} coordinates had so little gradient in the warm-up that each compressed step can move them by more than "
+                       f"{LARGEST_STEP} learning rates: set variance_floor, 1e-3 say, which raises their variance to that fraction of their "
+                       "tensor's mean, or put their tensor in a group with compress=False")
+
+    def _counts(self):
+        """Real elements of each tensor, at least 1."""
+        return segment_sums(self._compressed.layout.real, self._compressed.layout.lengths).clamp(min=1)
 
     def _count_late_gradients(self):
         return int(torch.count_nonzero(self._compressed.gradient[self._masked])) if len(self._masked) else 0
@@ -189,18 +212,31 @@ class OneBitAdam(DistributedAdam):
 
     # ---- checkpoints
 
+    def _relayout(self, moments):
+        """A variance that is corrected once and for all and one that is corrected at each step are different numbers: convert."""
+        factors = {p: self._variance_correction(part, group) for part in self._parts for group, tensors in part.tensors for p, _, _ in tensors}
+        super()._relayout(moments)
+        for part in self._parts if self.bias_correction else ():
+            for group, tensors in part.tensors:
+                for p, _, v in tensors:
+                    v *= self._variance_correction(part, group) / factors[p]
+
+    def _check_kind(self, facts):
+        """A frozen variance is welcome here."""
+
     def _facts(self):
         return super()._facts() | {"variance_steps": self._variance_steps, "variance_is_corrected": self._variance_is_corrected,
-                                   "restart_end": self._restart_end, "warmup": self.warmup.state_dict()}
+                                   "policy": repr(self._policy), "restart_end": self._restart_end, "warmup": self.warmup.state_dict()}
 
     def _take_facts(self, facts):
+        """A restart and what a policy chose are taken over only if the user's policy is still the one that they were saved under."""
         super()._take_facts(facts)
         self._variance_steps = facts.get("variance_steps", self.steps)
         self._variance_is_corrected = facts.get("variance_is_corrected", False)
-        self._restart_end = facts.get("restart_end")
-        if self._restart_end is not None:
-            self._bind_warmup(FixedSteps(self._restart_end))
-        if "warmup" in facts:
+        same_policy = facts.get("policy") == repr(self._policy)
+        self._restart_end = facts["restart_end"] if same_policy else None
+        self._begin_warmup(self._policy if self._restart_end is None else FixedSteps(self._restart_end))
+        if same_policy:
             self.warmup.load_state_dict(facts["warmup"])
-        if facts.get("has_errors"):
+        if facts.get("holds_errors"):
             self._make_allreduce()

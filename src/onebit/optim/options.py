@@ -2,21 +2,43 @@
 
 import inspect
 from difflib import get_close_matches
+from functools import partial
+from math import nan
+from numbers import Real
 
 import torch
 
+from ..comm import Communicator
+
+GROUP_OPTIONS = ("lr", "betas", "eps", "weight_decay", "compress")
 # what the same thing is called elsewhere
 SYNONYMS = {"freeze_step": "warmup", "warmup_steps": "warmup", "clip": "max_grad_norm", "max_norm": "max_grad_norm",
             "process_group": "communicator", "group": "communicator", "learning_rate": "lr", "decay": "weight_decay"}
+# options of torch.optim.Adam and AdamW that have no counterpart here
+ONLY_TORCH = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 
 
 def reject_unknown(given, valid, owner):
     """Raise TypeError if a name in `given` is not among the `valid` ones, with the nearest of them."""
     for name in [name for name in given if name not in valid]:
-        near = get_close_matches(name, valid, n=1, cutoff=0.5)
-        guess = SYNONYMS[name] if SYNONYMS.get(name) in valid else near[0] if near else None
-        hint = f"did you mean '{guess}'?" if guess else f"it takes {', '.join(valid)}"
+        near = nearest(name, valid, cutoff=0.5)
+        hint = "leave it out" if name in ONLY_TORCH else f"did you mean '{near}'?" if near else f"it takes {', '.join(valid)}"
         raise TypeError(f"{owner} has no option '{name}': {hint}")
+
+
+def reject_misspelt(group, owner):
+    """Raise TypeError if a parameter group has a key that looks like one of our options; other keys are the user's own."""
+    for name in group:
+        near = None if name in GROUP_OPTIONS else nearest(name, GROUP_OPTIONS, cutoff=0.8)
+        if near and not name.startswith(f"{near}_"):
+            raise TypeError(f"a parameter group of {owner} has no option '{name}': did you mean '{near}'?")
+
+
+def nearest(name, valid, cutoff):
+    """The valid name that was perhaps meant, or None."""
+    if SYNONYMS.get(name) in valid:
+        return SYNONYMS[name]
+    return next(iter(get_close_matches(name, valid, n=1, cutoff=cutoff)), None)
 
 
 def option_names(constructor):
@@ -25,18 +47,46 @@ def option_names(constructor):
             if name not in ("self", "params") and p.kind is not p.VAR_KEYWORD]
 
 
+def check_number(name, value, low, strict=False):
+    """Raise ValueError unless `value` is a number, or a tensor of one, of at least (strict: above) `low`."""
+    number = value if isinstance(value, Real) and not isinstance(value, bool) else value.item() if torch.is_tensor(value) else nan
+    if not (number > low if strict else number >= low):
+        raise ValueError(f"{name} must be a number {'above' if strict else 'of at least'} {low}, not {value!r}")
+
+
+def check_flag(name, value):
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, not {value!r}")
+
+
 def check_group(group):
     """Raise ValueError if a parameter group's options are out of range."""
-    if not float(group["lr"]) >= 0:
-        raise ValueError(f"lr must be at least 0, not {group['lr']}")
-    if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
-        raise ValueError(f"betas must be two numbers in [0, 1), not {group['betas']}")
-    if not group["eps"] >= 0:
-        raise ValueError(f"eps must be at least 0, not {group['eps']}")
-    if not group["weight_decay"] >= 0:
-        raise ValueError(f"weight_decay must be at least 0, not {group['weight_decay']}")
-    if not isinstance(group["compress"], bool):
-        raise ValueError(f"compress must be True or False, not {group['compress']!r}")
+    for name in ("lr", "eps", "weight_decay"):
+        check_number(name, group[name], 0)
+    betas = group["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(isinstance(b, Real) and 0 <= b < 1 for b in betas):
+        raise ValueError(f"betas must be two numbers in [0, 1), not {betas!r}")
+    check_flag("compress", group["compress"])
+
+
+def check_compressor(compressor):
+    """The compressor, if it can make one; raises TypeError else."""
+    if not callable(compressor):
+        raise TypeError(f"compressor must be a class such as onebit.compression.Sign, or a callable (partition, dtype) -> Compressor, not "
+                        f"{compressor!r}")
+    return compressor
+
+
+def describe_compressor(compressor):
+    """Text that is the same on ranks that compress alike."""
+    if isinstance(compressor, partial):
+        return f"{describe_compressor(compressor.func)}{compressor.args}{compressor.keywords}"
+    return getattr(compressor, "__qualname__", type(compressor).__qualname__)
+
+
+def check_communicator(communicator):
+    if not isinstance(communicator, Communicator):
+        raise TypeError(f"communicator must be a onebit.comm.Communicator, such as onebit.comm.TorchDistributed(group), not {communicator!r}")
 
 
 def check_tensors(params):
@@ -45,6 +95,8 @@ def check_tensors(params):
         if not p.is_floating_point():
             raise ValueError(f"a parameter of {p.dtype} cannot be trained here: give floating-point parameters only")
     devices = {p.device for p in params}
+    if not params:
+        raise ValueError("there is no parameter to train")
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
         raise ValueError(f"parameters lie on {names}: give each device its own optimizer, or move the model to one device")
@@ -55,11 +107,6 @@ def check_not_moved(params, device):
     for p in params:
         if p.device != device:
             raise RuntimeError(f"parameters moved from {device} to {p.device} after the optimizer was made: move the model first, then make it")
-
-
-def check_max_grad_norm(max_grad_norm):
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, not {max_grad_norm}")
 
 
 def check_dense(params, names):

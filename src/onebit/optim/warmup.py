@@ -1,6 +1,9 @@
 """When to freeze the variance: policies that answer one question, is the warm-up over after t steps?"""
 
 import math
+from numbers import Integral
+
+import torch
 
 
 class Policy:
@@ -9,18 +12,19 @@ class Policy:
     Attributes:
         window: Delta, steps; 1 / (1 - beta2), the memory of the variance, unless given.
         threshold: the variance counts as settled while threshold <= ||v_t||_1 / ||v_{t - Delta}||_1 <= 1 / threshold.
-        norms: {step: bias-corrected l1 norm} as far as it is still needed.
+        norms: float64 [window + 1], the bias-corrected l1 norm after step t at t modulo window + 1; NaN where it was not observed.
     """
 
     def __init__(self, threshold=0.96, window=None):
         self.threshold = threshold
         self.window = window
-        self.norms = {}
 
     def bind(self, beta2):
         """Called by the optimizer once it knows beta2."""
         if self.window is None:
             self.window = max(1, round(1 / (1 - beta2)))
+        self.norms = torch.full((self.window + 1,), math.nan, dtype=torch.float64)
+        self.last = 0
 
     def wants(self, step):
         """Whether to observe the norm after this step; it costs a pass over the variance."""
@@ -28,15 +32,14 @@ class Policy:
 
     def observe(self, step, norm):
         """Take note of ||v_t||_1 after step t."""
-        self.norms[step] = norm
-        self.norms.pop(step - self.window - 1, None)
+        self.norms[step % len(self.norms)] = norm
+        self.last = step
 
     @property
     def ratio(self):
         """||v_t||_1 / ||v_{t - Delta}||_1 of the last step observed; None where it is not known."""
-        last = max(self.norms, default=0)
-        before = self.norms.get(last - self.window)
-        return self.norms[last] / before if before else None
+        now, before = (float(self.norms[step % len(self.norms)]) for step in (self.last, self.last - self.window))
+        return now / before if before > 0 else None
 
     def is_settled(self):
         return self.ratio is not None and self.threshold <= self.ratio <= 1 / self.threshold
@@ -45,10 +48,11 @@ class Policy:
         raise NotImplementedError
 
     def state_dict(self):
-        return {"norms": dict(self.norms)}
+        return {"norms": self.norms.clone(), "last": self.last}
 
     def load_state_dict(self, state):
-        self.norms = dict(state["norms"])
+        self.norms.copy_(state["norms"])
+        self.last = state["last"]
 
 
 class FixedSteps(Policy):
@@ -56,11 +60,11 @@ class FixedSteps(Policy):
 
     def __init__(self, steps):
         super().__init__()
-        whole = isinstance(steps, (int, float)) and not isinstance(steps, bool) and (steps == math.inf or steps == int(steps))
+        whole = isinstance(steps, Integral) and not isinstance(steps, bool) or steps == math.inf
         if not whole or steps < 1:
             raise ValueError(f"warmup must be a whole number of steps, at least 1, not {steps!r}: "
                              "compression needs a variance to freeze; 15 to 25 % of all steps is the papers' rule of thumb")
-        self.steps = steps
+        self.steps = steps if steps == math.inf else int(steps)
 
     def wants(self, step):
         return step in (self.steps - self.window, self.steps)
@@ -117,4 +121,4 @@ class VarianceRatio(Policy):
         self.chosen = state.get("chosen")
 
     def __repr__(self):
-        return f"VarianceRatio({self.threshold}, min_steps={self.min_steps}, window={self.window})"
+        return f"VarianceRatio({self.threshold}, min_steps={self.min_steps})"
