@@ -125,7 +125,7 @@ def test_variance_has_settled_when_the_ratio_is_near_one(tmp_path, ratio, expect
 def test_two_seeds_are_not_judged_and_no_seed_at_the_papers_scale_needs_a_cluster(tmp_path):
     synthetic.write_all(tmp_path, seeds=(0, 1))
     assert {verdict_of(claim.name, tmp_path) for claim in CLAIMS if claim.profile == "laptop"} == {"not judged"}
-    assert judge(BY_NAME["C6"], load(tmp_path, "figure_04", "paper")).verdict == "needs a cluster"
+    assert judge(BY_NAME["C7"], load(tmp_path, "figure_04", "paper")).verdict == "needs a cluster"
 
 
 def test_runs_that_have_not_ended_do_not_count(tmp_path):

@@ -37,7 +37,7 @@ class Threads:
     """Workers are threads of this process, which take turns in computing."""
 
     def __init__(self, *, workers: int | None):
-        self.workers = _positive(workers or DEFAULT_WORKERS)
+        self.workers = _chosen(workers)
 
     def run(self, work: Work) -> None:
         turn = threading.Lock()
@@ -52,6 +52,8 @@ class Processes:
     """
 
     def __init__(self, *, workers: int | None, backend: str, start: str):
+        if backend == "nccl" and not torch.cuda.is_available():
+            raise RuntimeError("comm=nccl needs GPUs, and there is none here: use comm=gloo or comm=threads.")
         self.backend = backend
         self.start = start
         self.launched = dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys()
@@ -59,14 +61,14 @@ class Processes:
             size = dist.get_world_size() if dist.is_initialized() else int(os.environ["WORLD_SIZE"])
             self.workers = _same(workers, size, f"torchrun --nproc-per-node {workers} -m onebit.lab.train ...")
         else:
-            self.workers = _positive(workers or DEFAULT_WORKERS)
+            self.workers = _chosen(workers)
 
     def run(self, work: Work) -> None:
         if not self.launched:
             return _start_processes(self, work)
         joined_here = not dist.is_initialized()
         if joined_here:
-            _bind_gpu(int(os.environ.get("LOCAL_RANK", 0)), self.backend)
+            _bind_gpu(int(os.environ.get("LOCAL_RANK", 0)))
             dist.init_process_group(self.backend, timeout=timedelta(seconds=TIMEOUT))
         _work(work, TorchDistributed(), nullcontext())
         if joined_here:
@@ -81,7 +83,7 @@ class MpiWorld:
 
     def __init__(self, *, workers: int | None, cuda_aware: bool):
         local = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("MPI_LOCALRANKID") or os.environ.get("SLURM_LOCALID")
-        _bind_gpu(int(local or 0), "nccl" if cuda_aware else "mpi")
+        _bind_gpu(int(local or 0))
         self.communicator = Mpi(cuda_aware=cuda_aware, timeout=TIMEOUT)
         self.workers = _same(workers, self.communicator.size, f"mpirun -n {workers} python -m onebit.lab.train comm=mpi ...")
 
@@ -91,12 +93,13 @@ class MpiWorld:
 
 
 def _work(work: Work, communicator: Communicator, turn: AbstractContextManager) -> None:
-    if not torch.cuda.is_available():
-        torch.set_num_threads(1)  # the workers share the cores; and sums do not depend on how many there are
+    torch.set_num_threads(1)  # the workers share the cores; and sums do not depend on how many there are
     work(communicator, turn)
 
 
-def _positive(workers: int) -> int:
+def _chosen(workers: int | None) -> int:
+    if workers is None:
+        return DEFAULT_WORKERS
     if workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}: leave it out for {DEFAULT_WORKERS}.")
     return workers
@@ -108,12 +111,10 @@ def _same(workers: int | None, size: int, launch: str) -> int:
     return size
 
 
-def _bind_gpu(local_rank: int, backend: str) -> None:
-    """NCCL wants each process on a GPU of its own, before the group is made."""
+def _bind_gpu(local_rank: int) -> None:
+    """Each process on a GPU of its own, before the group is made: NCCL wants it."""
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
-    elif backend == "nccl":
-        raise RuntimeError("comm=nccl needs GPUs, and there is none here: use comm=gloo or comm=threads.")
 
 
 def _start_processes(world: Processes, work: Work) -> None:
@@ -155,7 +156,7 @@ def _worker(rank: int, world: Processes, folder: str, errors, work: Work) -> Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends the workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _bind_gpu(rank, world.backend)
+        _bind_gpu(rank)
         if "lo" in (name for _, name in socket.if_nameindex()):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whose name may not resolve
         rendezvous = Path(folder, "rendezvous").as_uri()

@@ -14,7 +14,7 @@ from onebit.lab.precision import DTYPES
 from onebit.lab.schedule import Phase
 
 # Options that only other options read, as ${...}.
-REFERRED_TO = ("beta2", "cache", "data_root", "lr", "micro_batch", "scale", "warmup_steps", "workers")
+REFERRED_TO = ("beta2", "cache", "data_root", "lr", "max_grad_norm", "micro_batch", "scale", "warmup_steps", "workers")
 
 
 @dataclass(frozen=True, kw_only=True)

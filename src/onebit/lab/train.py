@@ -28,7 +28,7 @@ from onebit.lab.options import CONF, wrong_override
 from onebit.lab.precision import DTYPES, LossScale
 from onebit.lab.record import ENDED, Recorder, check_folder
 from onebit.lab.run import Run, run_from
-from onebit.lab.schedule import Phase, Plan
+from onebit.lab.schedule import Plan
 
 
 def train(run: Run, communicator: Communicator, turn: AbstractContextManager) -> None:

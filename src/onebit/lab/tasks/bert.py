@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import BertConfig, BertForPreTraining
 
 from onebit.lab.tasks.corpus import Corpus, load_corpus
 from onebit.lab.tasks.tokenizer import CLS, MASK, PAD, SEP
@@ -34,8 +35,6 @@ class BertPretraining:
         self.cache = Path(cache).expanduser()
 
     def model(self) -> torch.nn.Module:
-        from transformers import BertConfig, BertForPreTraining
-
         unknown = set(self.model_config) - set(BertConfig().to_dict())
         if unknown:
             raise ValueError(f"BertConfig has no {', '.join(sorted(unknown))}: see transformers.BertConfig for its keywords.")

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from onebit.lab.tasks.tokenizer import SPECIAL
 
-FORMAT = 1  # part of the cache's key: raise it when what is stored changes
+FORMAT = 2  # part of the cache's key: raise it when what is stored changes
 DOCUMENTS_AT_ONCE = 256
 
 

@@ -8,8 +8,16 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
+# Added to the code of a character that does not begin its word: Unicode's last plane, which is private.
+CONTINUED = 0x100000
+
+
 class TrainedWordPiece:
-    """A lower-case WordPiece of `vocab_size` pieces, trained on the text itself: a function of the text alone."""
+    """A lower-case WordPiece of `vocab_size` pieces, trained on the text itself: a function of the text alone.
+
+    The library's own WordPiece trainer breaks ties by the order of a hash table, so that two runs get different pieces. Its
+    BPE trainer, which it is built on, does not, if "##b" is a character like any other.
+    """
 
     def __init__(self, *, vocab_size: int):
         self.vocab_size = vocab_size
@@ -18,14 +26,25 @@ class TrainedWordPiece:
         return f"trained {self.vocab_size}"
 
     def build(self, documents: Iterable[str]) -> Tokenizer:
-        trained = _wordpiece({})
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=self.vocab_size, special_tokens=list(SPECIAL), show_progress=False
-        )
-        trained.train_from_iterator(documents, trainer)
-        # The trainer finds the same pieces each time, but numbers them in the order of a hash table.
-        pieces = [*SPECIAL, *sorted(set(trained.get_vocab()) - set(SPECIAL))]
+        trained = Tokenizer(models.BPE())
+        trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        trainer = trainers.BpeTrainer(vocab_size=self.vocab_size - len(SPECIAL), show_progress=False)
+        trained.train_from_iterator(map(_marked, documents), trainer)
+        pieces = [*SPECIAL, *sorted(map(_unmarked, trained.get_vocab()))]
         return _wordpiece({piece: number for number, piece in enumerate(pieces)})
+
+
+def _marked(document: str) -> str:
+    """The words of a document, divided by spaces, with CONTINUED added to all characters but the first of each."""
+    tokenizer = _wordpiece({})
+    words = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(document))
+    marked = (word[0] + "".join(chr(ord(c) + CONTINUED) for c in word[1:]) for word, _ in words if max(word) <= "\uffff")
+    return " ".join(marked)
+
+
+def _unmarked(piece: str) -> str:
+    start = "##" if ord(piece[0]) >= CONTINUED else ""
+    return start + "".join(chr(ord(c) % CONTINUED) for c in piece)
 
 
 class LoadedWordPiece:

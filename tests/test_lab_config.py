@@ -1,0 +1,168 @@
+"""The configuration: every combination is one, says what the paper says, and a mistake in it is named."""
+
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+import torch
+from hydra.utils import get_class, instantiate
+from omegaconf import OmegaConf
+
+from onebit.lab.options import CONF, composed, wrong_override
+from onebit.lab.run import REFERRED_TO, run_from
+from onebit.lab.schedule import LinearThenDecay, Phase, Plan
+from onebit.lab.train import decayed_and_not
+
+NAMES = {group: sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("experiment", "profile", "optimizer", "comm")}
+
+
+@pytest.mark.parametrize("profile", NAMES["profile"])
+def test_every_combination_composes_and_every_key_is_read(profile):
+    for experiment, optimizer in product(NAMES["experiment"], NAMES["optimizer"]):
+        run = run_from(composed([f"experiment={experiment}", f"profile={profile}", f"optimizer={optimizer}", "comm=threads"]))
+        assert (run.experiment, run.profile, run.method) == (experiment, profile, optimizer)
+
+
+def test_a_choice_of_communication_changes_nothing_else():
+    """Nor does the number of workers, which is none of the configuration's business."""
+    configs = [composed([f"comm={comm}", f"workers={workers}"]) for comm, workers in product(NAMES["comm"], (1, 2))]
+    plain = [{key: value for key, value in OmegaConf.to_container(c, resolve=True).items() if key not in ("comm", "workers")} for c in configs]
+    assert all(config == plain[0] for config in plain)
+    assert all(callable(get_class(config.comm["_target_"])) for config in configs)
+
+
+def test_an_experiment_differs_between_profiles_in_scale_only():
+    """Every number of steps, and every length, is the paper's over one factor; all else is the same."""
+    for experiment in NAMES["experiment"]:
+        paper = composed([f"experiment={experiment}", "profile=paper"])
+        for profile in ("smoke", "laptop"):
+            config = composed([f"experiment={experiment}", f"profile={profile}"])
+            for name, phase in config.phases.items():
+                theirs = paper.phases[name]
+                assert phase.steps == max(1, round(theirs.steps / config.scale.steps))
+                assert phase.warmup == max(1, round(theirs.warmup / config.scale.steps))
+                assert phase.length == theirs.length / config.scale.length
+                unscaled = {key: value for key, value in phase.lr.items() if key not in ("peak", "stretch")}
+                assert unscaled == {key: theirs.lr[key] for key in unscaled}
+                assert phase.lr.stretch == config.scale.steps
+            scaled = ("betas", "warmup", "max_grad_norm")
+            assert {k: v for k, v in config.optimizer.items() if k not in scaled} == {k: v for k, v in paper.optimizer.items() if k not in scaled}
+
+
+@pytest.mark.parametrize(("model", "millions"), [("bert_base", 110), ("bert_large", 340)])
+def test_paper_models_have_the_papers_parameters(model, millions):
+    task = instantiate(composed(["profile=paper", f"task/model={model}"]).task, _convert_="all")
+    with torch.device("meta"):
+        count = sum(p.numel() for p in task.model().parameters())
+    assert count == pytest.approx(millions * 1e6, rel=0.03)
+
+
+def test_paper_schedule_is_the_papers():
+    """Table 2, and linear to 4e-4 over 12.5K steps, then x0.99 every 520."""
+    large = run_from(composed(["experiment=table_02", "profile=paper", "comm=threads", "workers=64"]))
+    base = run_from(composed(["experiment=table_02_base", "profile=paper", "comm=threads", "workers=64"]))
+    assert [(p.length, p.steps, p.warmup) for p in large.phases.values()] == [(128, 152000, 23000), (512, 10000, 1500)]
+    assert [(p.length, p.steps, p.warmup) for p in base.phases.values()] == [(128, 118000, 16000), (512, 22000, 1500)]
+    assert large.micro_batches(large.phases["seq128"], 64) == (4, 16)  # Table 1: 4 accumulations of 16
+    lr = Plan(large.phases).lr
+    assert lr(0) == pytest.approx(4e-4 / 12500)
+    assert lr(12499) == pytest.approx(4e-4)
+    assert lr(12499 + 520) == pytest.approx(4e-4 * 0.99)
+    assert lr(12499 + 52000) == pytest.approx(4e-4 * 0.99**100)
+    assert lr(152000 + 149) == pytest.approx(1e-5)
+    assert lr(152000 + 299) == pytest.approx(1e-5 * 0.90)
+
+
+def test_a_shrunken_schedule_runs_through_the_same_rates():
+    """The t-th step of a run that is 10 times shorter has the rate of the paper's step 10 t."""
+    paper = LinearThenDecay(peak=1.0, warmup=12500, decay=0.99, every=520)
+    short = LinearThenDecay(peak=1.0, warmup=12500, decay=0.99, every=520, stretch=10)
+    assert [short(t - 1) for t in (1, 1250, 1251, 9000)] == [paper(10 * t - 1) for t in (1, 1250, 1251, 9000)]
+
+
+def test_plan_gives_each_step_its_phase():
+    phases = {name: Phase(length=8, steps=steps, warmup=1, micro_batch=1, lr=lambda t, s=steps: s + t / 10) for name, steps in (("a", 3), ("b", 2))}
+    plan = Plan(phases)
+    assert [plan.at(step)[0] for step in range(5)] == ["a", "a", "a", "b", "b"]
+    assert [plan.at(step)[2] for step in range(5)] == [0, 0, 0, 3, 3]
+    assert [plan.lr(step) for step in range(5)] == [3.0, 3.1, 3.2, 2.0, 2.1]
+
+
+def test_no_weight_decay_on_biases_and_layer_norms():
+    model = instantiate(composed(["profile=smoke"]).task, _convert_="all").model()
+    decayed, spared = ({name for name, _ in group["params"]} for group in decayed_and_not(model))
+    assert spared == {name for name, _ in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name}
+    assert decayed | spared == {name for name, _ in model.named_parameters()}
+    assert decayed_and_not(model)[1]["weight_decay"] == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "named"),
+    [
+        ("optimiser=adam", "optimizer"),
+        ("optimizer=onebit_adm", "onebit_adam"),
+        ("sede=3", "seed"),
+        ("phases.seq128.warmups=3", "phases.seq128.warmup"),
+        ("optimizer.beta=3", "optimizer.betas"),
+        ("warmup_step=3", "warmup_steps"),
+        ("checkpoint-every=3", "checkpoint_every"),
+        ("--seed=3", "seed=3"),
+    ],
+)
+def test_a_wrong_option_names_the_nearest(argument, named):
+    assert named in wrong_override(["profile=smoke", argument])
+
+
+def test_right_options_are_not_called_wrong():
+    assert wrong_override(["experiment=table_02", "phases.seq512.steps=3", "task/model=bert_base", "seed=1"]) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error"),
+    [
+        (["+sedd=1"], "sedd"),
+        (["+task.depth=1"], "depth"),
+        (["+phases.seq128.stepps=1"], "stepps"),
+        (["+optimizer.freeze_step=1"], "did you mean 'warmup'"),
+        (["+comm.port=1"], "port"),
+        (["batch=13", "workers=4"], "choose workers=N or batch=N"),
+        (["workers=0"], "at least 1"),
+        (["precision=bf6"], "Did you mean bf16"),
+        (["wandb=ofline"], "Did you mean offline"),
+        (["record_every=0"], "at least 1"),
+        (["phases.seq128.steps=0"], "at least 1"),
+    ],
+)
+def test_a_key_that_nobody_reads_or_a_wrong_value_is_an_error(overrides, error):
+    with pytest.raises(Exception, match=error):
+        run_from(composed(["profile=smoke", *overrides]))
+
+
+def test_model_keys_are_checked():
+    run = run_from(composed(["profile=smoke", "+task.model.hidden_sise=1"]))
+    with pytest.raises(ValueError, match="hidden_sise"):
+        run.task.model()
+
+
+def test_options_for_other_options_are_referred_to():
+    """Each of them stands in some ${...}, else nobody would read it."""
+    text = "\n".join(path.read_text() for path in CONF.rglob("*.yaml"))
+    assert [name for name in REFERRED_TO if f"${{{name}" not in text] == []
+    for path in (CONF / "scale").glob("*.yaml"):
+        keys = composed([f"scale={path.stem}"]).scale
+        assert [key for key in keys if f"${{scale.{key}}}" not in text] == [], path
+
+
+def test_a_warm_up_longer_than_the_run_warns():
+    assert "T_w = 99 steps" in run_from(composed(["profile=smoke", "warmup_steps=99"])).warnings()[0]
+    assert "phase seq512" in run_from(composed(["profile=smoke", "experiment=table_02", "phases.seq512.warmup=99"])).warnings()[0]
+    assert run_from(composed(["profile=smoke"])).warnings() == []
+    assert run_from(composed(["profile=smoke", "optimizer=adam", "warmup_steps=99"])).warnings() == []
+
+
+def test_command_line_errors_are_one_line(tmp_path):
+    command = [sys.executable, "-m", "onebit.lab.train", "profile=smoke", "optimiser=adam", f"output={tmp_path}"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 1
+    assert process.stderr.splitlines() == ["error: There is no option optimiser. Did you mean optimizer?"]
