@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..kernels.torch_ops import total
+from .flat import MOMENTS
 from .options import GROUP_OPTIONS
 
 _MESSAGE = struct.Struct("<dII")  # 16 bytes: squared norm of the local gradients, late gradients, digest of the options
@@ -66,6 +67,22 @@ def checksum(tensor):
     """CRC-32 of a tensor's bytes, row-major."""
     flat = tensor.detach().reshape(-1).contiguous()
     return zlib.crc32(flat.view(torch.uint8).cpu().numpy()) if flat.numel() else 0
+
+
+def describe_parameters(groups, names, state):
+    """For each parameter all that the ranks must have in common before they compute with it, as text.
+
+    Args:
+        groups: parameter groups. names: of all parameters, in order. state: `optimizer.state`.
+    """
+    names = iter(names)
+    for group in groups:
+        options = describe_options(group)
+        for p in group["params"]:
+            sparse = ", a sparse gradient" if p.grad is not None and p.grad.layout != torch.strided else ""
+            moments = "".join(f", {name} {checksum(state[p][name]):08x}" for name in MOMENTS)
+            yield (f"{next(names)}: shape {tuple(p.shape)}, {p.dtype}, requires_grad={p.requires_grad}, {options}{sparse}, "
+                   f"checksum {checksum(p):08x}{moments}")
 
 
 def check_same_on_all_ranks(communicator, lines, device, remedy):

@@ -3,20 +3,26 @@
 import torch
 
 from ..comm import default_communicator
-from .agreement import check_same_on_all_ranks, checksum, clip_factor, describe_options
+from .agreement import check_same_on_all_ranks, clip_factor, describe_parameters
 from .checkpoint import check_shapes, errors_to_take, warn_of_lost_errors
-from .flat import FlatState
-from .options import (GROUP_OPTIONS, ONLY_TORCH, check_communicator, check_dense, check_flag, check_group, check_not_moved, check_number,
-                      check_tensors, option_names, reject_misspelt, reject_unknown)
+from .flat import MOMENTS, FlatState
+from .options import (
+    ONLY_TORCH,
+    check_communicator,
+    check_dense,
+    check_flag,
+    check_group,
+    check_may_step,
+    check_not_moved,
+    check_number,
+    check_tensors,
+    option_names,
+    reject_misspelt,
+    reject_unknown,
+)
 from .traffic import Communication, Traffic
 
 MAX_CONSECUTIVE_SKIPS = 100
-MOMENTS = ("exp_avg", "exp_avg_sq")
-_GRAD_SCALER = (
-    "torch.amp.GradScaler decides on each rank alone whether to skip a step, and the ranks would drift apart. Use bfloat16, which needs no "
-    "scaler; or scale the loss yourself by one number on all ranks, divide the gradients by it, call step(), which skips on all ranks alike, "
-    "and halve the number if optimizer.last_step_skipped"
-)
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -116,7 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Returns what `closure` returns, if it is given. Raises RuntimeError on all ranks at the first step if their parameters
         differ, and after MAX_CONSECUTIVE_SKIPS steps skipped in a row.
         """
-        self._refuse_wrappers()
+        check_may_step(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -140,12 +146,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _take_step(self):
         raise NotImplementedError
-
-    def _refuse_wrappers(self):
-        if hasattr(self, "found_inf"):
-            raise RuntimeError(_GRAD_SCALER)
-        if torch.compiler.is_compiling():
-            raise RuntimeError("step() cannot be compiled, since it communicates: compile the model, and call step() outside")
 
     def __getstate__(self):
         raise TypeError("an optimizer that communicates can be neither copied nor pickled: copy or save its state_dict()")
@@ -197,23 +197,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _compare_ranks(self):
         """Raise RuntimeError on all ranks, naming the first difference, unless parameters, moments and options are the same on all."""
         check_same_on_all_ranks(
-            self.communicator, [self._describe(), *self._describe_parameters()], self._parts[0].gradient.device,
+            self.communicator, [self._describe(), *describe_parameters(self.param_groups, self._names(), self.state)],
+            self._parts[0].gradient.device,
             "Build the same model and optimizer on every rank, call onebit.broadcast_parameters(model) before the first step, and change options "
             "and load state on all ranks alike",
         )
 
     def _describe(self):
         return f"{type(self).__name__} after {self.steps} steps, max_grad_norm={self.max_grad_norm}, check_finite={self.check_finite}"
-
-    def _describe_parameters(self):
-        names = self._names()
-        for group in self.param_groups:
-            options = describe_options(group)
-            for p in group["params"]:
-                sparse = ", a sparse gradient" if p.grad is not None and p.grad.layout != torch.strided else ""
-                moments = "".join(f", {name} {checksum(self.state[p][name]):08x}" for name in MOMENTS)
-                yield (f"{next(names)}: shape {tuple(p.shape)}, {p.dtype}, requires_grad={p.requires_grad}, {options}{sparse}, "
-                       f"checksum {checksum(p):08x}{moments}")
 
     # ---- traffic
 

@@ -2,6 +2,8 @@ import torch
 
 from ..layout import Layout
 
+MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names for m and v in `optimizer.state`
+
 
 class FlatState:
     """The parameters that travel together, and their optimizer state as flat vectors in one layout.
@@ -57,7 +59,7 @@ class FlatState:
 
         The server error belongs to a chunk, not to a parameter: it stands with the first parameter, on every rank alike.
         """
-        vectors = {"exp_avg": self.momentum, "exp_avg_sq": self.variance}
+        vectors = dict(zip(MOMENTS, (self.momentum, self.variance)))
         if self.worker_error is not None:
             vectors["worker_error"] = self.worker_error
         views = {name: self.layout.views(vector) for name, vector in vectors.items()}

@@ -121,4 +121,4 @@ class VarianceRatio(Policy):
         self.chosen = state.get("chosen")
 
     def __repr__(self):
-        return f"VarianceRatio({self.threshold}, min_steps={self.min_steps})"
+        return f"VarianceRatio({self.threshold}, min_steps={self.min_steps}, window={self.window})"
