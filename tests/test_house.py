@@ -90,8 +90,8 @@ MAY_IMPORT = {
     "compression": {"kernels", "layout"},
     "comm": set(),
     "allreduce": {"compression", "comm", "kernels", "layout"},
-    "parameters": {"comm", "layout"},
-    "optim": {"allreduce", "compression", "comm", "kernels", "layout", "parameters"},
+    "optim": {"allreduce", "compression", "comm", "kernels", "layout"},
+    "parameters": {"comm", "optim"},
     "__init__": {"comm", "compression", "optim", "parameters"},
     "lab": {"allreduce", "compression", "comm", "kernels", "layout", "optim", "parameters", "reference", "__init__"},
 }

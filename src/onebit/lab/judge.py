@@ -125,6 +125,7 @@ def report(judgements: list[Judgement]) -> str:
         "",
         "Written by `make claims` from `results/runs`; do not edit.",
         "The rules stand in `src/onebit/lab/claims.py`, written before the runs.",
+        "Seed 0 served to choose the laptop's model size and learning rate, Adam's best of two; it is not among the results.",
         "",
         f"Ours: the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed.",
         f"The loss of a run is the mean training loss over the last {TAIL:.0%} of its steps.",
