@@ -1,4 +1,4 @@
-"""BERT's data: a function of (seed, step, rank, micro-batch), with the masks and pairs of the paper."""
+"""BERT's data: a function of (seed, step, rank), with the masks and pairs of the paper."""
 
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -27,17 +27,17 @@ def same(a, b):
     return all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_a_batch_is_a_function_of_seed_step_rank_and_micro_batch(task):
-    batch = task.batch(3, 5, 1, 0, size=8, length=24)
-    task.batch(0, 0, 0, 0, size=8, length=24)
-    assert same(batch, task.batch(3, 5, 1, 0, size=8, length=24))
-    for other in ((4, 5, 1, 0), (3, 6, 1, 0), (3, 5, 2, 0), (3, 5, 1, 1)):
+def test_a_batch_is_a_function_of_seed_step_and_rank(task):
+    batch = task.batch(3, 5, 1, size=8, length=24)
+    task.batch(0, 0, 0, size=8, length=24)
+    assert same(batch, task.batch(3, 5, 1, size=8, length=24))
+    for other in ((4, 5, 1), (3, 6, 1), (3, 5, 2)):
         assert not same(batch, task.batch(*other, size=8, length=24))
 
 
 def test_examples_are_two_neighbours_or_strangers_half_of_the_time(task):
     """[CLS] A [SEP] B [SEP]: with the masks undone, A and B are pieces of documents; B follows A where the label says so."""
-    batch = task.batch(0, 0, 0, 0, size=2000, length=24)
+    batch = task.batch(0, 0, 0, size=2000, length=24)
     special, corpus = task.corpus.special, task.corpus
     original = torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
     starts = [0, *sorted(set(corpus.document_ends.tolist()))]
@@ -60,7 +60,7 @@ def is_part(part, document):
 
 
 def test_masks_are_15_percent_of_the_words_80_10_10(task):
-    batch = task.batch(0, 0, 0, 0, size=4000, length=24)
+    batch = task.batch(0, 0, 0, size=4000, length=24)
     special = task.corpus.special
     chosen = batch["labels"] != IGNORED
     words = batch["attention_mask"].bool()
@@ -112,7 +112,7 @@ def test_a_text_without_sentence_pairs_is_refused(tmp_path):
 def test_a_model_with_too_few_pieces_is_refused(tmp_path):
     task = BertPretraining(model={"vocab_size": 60}, text=FewDocuments(), tokenizer=TrainedWordPiece(vocab_size=80), cache=tmp_path)
     with pytest.raises(ValueError, match="task.model.vocab_size=80"):
-        task.batch(0, 0, 0, 0, 1, 24)
+        task.batch(0, 0, 0, 1, 24)
 
 
 def test_hub_schema_is_read_from_the_data_root(tmp_path, monkeypatch):
@@ -150,6 +150,6 @@ def test_python_docs_are_real_text_and_import_nothing():
 def test_text_is_spread_over_all_of_the_corpus(task):
     """Drawn with replacement, every segment that has a successor comes up as A."""
     seen = np.zeros(task.corpus.vocab_size, bool)
-    batch = task.batch(0, 0, 0, 0, size=2000, length=24)
+    batch = task.batch(0, 0, 0, size=2000, length=24)
     seen[batch["input_ids"].numpy().ravel()] = True
     assert seen[np.unique(task.corpus.tokens)].all()

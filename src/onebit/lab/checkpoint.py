@@ -47,7 +47,9 @@ class Checkpoints:
         return torch.load(source / f"rank-{self.communicator.rank}.pt", map_location="cpu", weights_only=True)
 
     def delete(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        (self.folder / "latest").unlink(missing_ok=True)
+        for step in self.folder.glob("step-*"):
+            shutil.rmtree(step, ignore_errors=True)
 
     def _wait_for_all(self) -> None:
         self.communicator.all_gather(torch.zeros(1, dtype=torch.uint8))

@@ -1,8 +1,9 @@
 """How the workers of a run come to be: `comm=threads|gloo|nccl|mpi` chooses one of these classes.
 
-Each has `workers`, how many there are, and `run(work)`, which calls work(communicator, turn) on every worker that lives
-in this process or is started by it. `turn` is a lock: workers that share a process, and so torch's random state, hold it
-while they compute. If a worker fails, all stop, and `run` raises or the process ends with the worker's traceback.
+Each has `workers`, how many there are, `leads`, whether this process answers for the run's folder, and `run(work)`,
+which calls work(communicator, turn) on every worker that lives in this process or is started by it. `turn` is a lock:
+workers that share a process, and so torch's random state, hold it while they compute. If a worker fails, all stop, and
+`run` raises or the process ends with the worker's traceback.
 """
 
 import multiprocessing
@@ -21,12 +22,25 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from filelock import FileLock, Timeout
 
 from onebit.comm import Communicator, Mpi, TorchDistributed, abort_on_error, run_threads
+from onebit.comm.base import launched_processes
 
 DEFAULT_WORKERS = 4
 TIMEOUT = 600  # seconds that a worker waits in a collective for the others: the slowest one may be reading its data
 Work = Callable[[Communicator, AbstractContextManager], None]
+
+
+def hold(folder: Path) -> FileLock:
+    """Keep other runs out of the folder until the lock is released, or this process and its workers have ended."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RuntimeError(f"another run is writing into {folder}: wait until it has ended, or choose another folder by output=DIR.") from None
+    return lock
 
 
 class WorkerError(RuntimeError):
@@ -36,7 +50,10 @@ class WorkerError(RuntimeError):
 class Threads:
     """Workers are threads of this process, which take turns in computing."""
 
+    leads = True
+
     def __init__(self, *, workers: int | None):
+        _refuse_launcher("comm=threads")
         self.workers = _chosen(workers)
 
     def run(self, work: Work) -> None:
@@ -61,7 +78,13 @@ class Processes:
             size = dist.get_world_size() if dist.is_initialized() else int(os.environ["WORLD_SIZE"])
             self.workers = _same(workers, size, f"torchrun --nproc-per-node {workers} -m onebit.lab.train ...")
         else:
+            _refuse_launcher(f"comm={backend}")
             self.workers = _chosen(workers)
+
+    @property
+    def leads(self) -> bool:
+        rank = dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"]) if self.launched else 0
+        return rank == 0
 
     def run(self, work: Work) -> None:
         if not self.launched:
@@ -85,6 +108,7 @@ class MpiWorld:
         local = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("MPI_LOCALRANKID") or os.environ.get("SLURM_LOCALID")
         _bind_gpu(int(local or 0))
         self.communicator = Mpi(cuda_aware=cuda_aware, timeout=TIMEOUT)
+        self.leads = self.communicator.rank == 0
         self.workers = _same(workers, self.communicator.size, f"mpirun -n {workers} python -m onebit.lab.train comm=mpi ...")
 
     def run(self, work: Work) -> None:
@@ -103,6 +127,16 @@ def _chosen(workers: int | None) -> int:
     if workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}: leave it out for {DEFAULT_WORKERS}.")
     return workers
+
+
+def _refuse_launcher(choice: str) -> None:
+    """Under a launcher each process would train a model of its own, all into one folder."""
+    launched = launched_processes()
+    if launched:
+        raise RuntimeError(
+            f"{choice} starts its workers itself, but a launcher has started {launched[1]} processes ({launched[0]}): take comm=mpi under mpirun "
+            "or srun, comm=gloo or comm=nccl under torchrun, or leave the launcher out."
+        )
 
 
 def _same(workers: int | None, size: int, launch: str) -> int:

@@ -1,9 +1,11 @@
 """The configuration: composing it, and saying in a line what is wrong with it."""
 
+import inspect
 from difflib import get_close_matches
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -29,7 +31,7 @@ def wrong_override(arguments: list[str]) -> str | None:
     options = [*groups, *_keys(composed(chosen))]
     for argument, (key, _, value) in zip(arguments, overrides, strict=True):
         if key not in options:
-            return f"There is no option {key}{_nearest(key, options)}"
+            return _unlisted(key, value, composed(chosen)) or f"There is no option {key}{_nearest(key, options)}"
         if key in groups and value not in groups[key]:
             return f"{key} has no {value}{_nearest(value, groups[key])} It has: {', '.join(sorted(groups[key]))}."
         if argument.startswith("-"):
@@ -37,8 +39,17 @@ def wrong_override(arguments: list[str]) -> str | None:
     return None
 
 
+def _unlisted(key: str, value: str, config: DictConfig) -> str | None:
+    """What to write if the key is an option of the optimizer that the configuration leaves at its default."""
+    group, _, name = key.partition(".")
+    if group == "optimizer" and name in inspect.signature(get_class(config.optimizer._target_)).parameters:
+        return f"{key} is at its default and not listed: write +{key}={value or 'VALUE'} to set it."
+    return None
+
+
 def _nearest(name: str, names: list[str]) -> str:
     """Close to the whole name, or to its last part."""
+    names = [option for option in names if not option.rpartition(".")[2].startswith("_")]
     last = {option.rpartition(".")[2]: option for option in reversed(names)}
     near = get_close_matches(name, names, 1, 0.6) or [last[n] for n in get_close_matches(name.rpartition(".")[2], last, 1, 0.5)]
     return f". Did you mean {near[0]}?" if near else "."

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import os
 import platform
 import subprocess
@@ -23,7 +22,6 @@ INCIDENTAL = (
     "cache", "checkpoint_every", "comm", "data_root", "device", "output", "overwrite", "progress", "resume", "wandb", "workers",
 )  # fmt: skip
 ENDED = ("finished", "diverged")
-TAIL = 0.1  # of the rows: the final loss is their mean
 
 
 def read_run(folder: Path) -> dict:
@@ -63,6 +61,11 @@ def check_folder(config: DictConfig) -> str | None:
 
     Raises ValueError if that run would be lost, or continued as another than it is.
     """
+    if not config.output:
+        raise ValueError("output is empty: name a folder, or leave it out.")
+    for name in ("resume", "overwrite", "progress"):
+        if not isinstance(config[name], bool):
+            raise ValueError(f"{name} is true or false, not {config[name]}.")
     if config.resume and config.overwrite:
         raise ValueError("resume=true goes on with a run and overwrite=true starts it anew: leave one of them out.")
     run = read_run(Path(config.output).expanduser())
@@ -96,7 +99,7 @@ class Recorder:
         self.wandb = wandb
         self.facts = {**facts, "commit": commit(), "environment": environment()}
         self.identity = {name: self.facts[name] for name in COLUMNS[:5]}
-        self.losses = []
+        self.count = 0  # of rows
         self.norms = {}  # ||v_t||_1 by step t
         self.before = dict.fromkeys((*TRAFFIC, "seconds"), 0)  # of the stretches of the run before this one
 
@@ -105,8 +108,8 @@ class Recorder:
         self.folder.mkdir(parents=True, exist_ok=True)
         kept = []
         if state is not None:
-            self.losses, self.norms, self.before = state["losses"], state["norms"], state["before"]
-            kept = (self.folder / "curve.csv").read_text().splitlines()[1 : 1 + len(self.losses)]
+            self.count, self.norms, self.before = state["count"], state["norms"], state["before"]
+            kept = (self.folder / "curve.csv").read_text().splitlines()[1 : 1 + self.count]
         partial = self.folder / "curve.csv.partial"
         partial.write_text("\n".join([",".join(COLUMNS), *kept]) + "\n")
         os.replace(partial, self.folder / "curve.csv")
@@ -116,9 +119,8 @@ class Recorder:
         self.started = time.monotonic()
         self.curves = self._start_wandb()
 
-    def row(self, *, optimizer, samples: int, loss: float, lr: float, phase: str) -> None:
-        """Record the step that `optimizer` has just taken."""
-        step = optimizer.steps
+    def row(self, optimizer, *, step: int, samples: int, loss: float, lr: float, phase: str) -> None:
+        """Record the step that `optimizer` has just taken, or skipped."""
         l1, l2 = optimizer.variance_norms()
         window = round(1 / (1 - optimizer.param_groups[0]["betas"][1]))
         earlier = self.norms.get(step - window)
@@ -136,19 +138,13 @@ class Recorder:
             **self._traffic(optimizer),
         }
         self.writer.writerow(self.identity | curves)
-        self.losses.append(loss)
+        self.count += 1
         if self.curves is not None:
             self.curves.log(curves, step=step)
 
-    def finish(self, status: str, optimizer) -> None:
+    def finish(self, status: str, step: int, optimizer) -> None:
         """status: finished or diverged."""
-        tail = self.losses[-max(1, round(TAIL * len(self.losses))) :]
-        loss = sum(tail) / len(tail)
-        final = {
-            "step": optimizer.steps,
-            "loss": loss if math.isfinite(loss) else None,  # JSON knows no NaN
-            "seconds": round(self._seconds(), 3),
-        }
+        final = {"step": step, "skipped_steps": step - optimizer.steps, "seconds": round(self._seconds(), 3)}
         self._write_facts(status, final | self._traffic(optimizer))
         self.file.close()
         if self.curves is not None:
@@ -157,7 +153,7 @@ class Recorder:
 
     def state_dict(self, optimizer) -> dict:
         before = self._traffic(optimizer) | {"seconds": self._seconds()}
-        return {"losses": self.losses, "norms": self.norms, "before": before}
+        return {"count": self.count, "norms": self.norms, "before": before}
 
     def _seconds(self) -> float:
         return self.before["seconds"] + time.monotonic() - self.started

@@ -44,16 +44,31 @@ class Run:
     def __post_init__(self):
         _require_one_of("precision", self.precision, DTYPES)
         _require_one_of("wandb", self.wandb, ("disabled", "offline", "online"))
-        for name in ("batch", "record_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        for name, least in (("seed", 0), ("batch", 1), ("record_every", 1), ("checkpoint_every", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number, at least {least}, not {value!r}.")
+        if self.window % self.record_every:
+            raise ValueError(
+                f"record_every={self.record_every} does not divide 1 / (1 - beta2) = {self.window} steps, over which the ratio of the variance is "
+                f"taken: choose a divisor of {self.window}."
+            )
         for phase in self.phases.values():
             self.micro_batches(phase, self.comm.workers)
+            phase.lr(0)
+        worker_device(self.device)
+        with torch.device("meta"):
+            self.task.model()
         self.optimizer([torch.nn.Parameter(torch.empty(1))], lr=1.0, communicator=Single())  # it checks its own options
 
     @property
     def folder(self) -> Path:
         return Path(self.output).expanduser()
+
+    @property
+    def window(self) -> int:
+        """The memory of the variance, 1 / (1 - beta2) steps."""
+        return round(1 / (1 - self.optimizer.keywords["betas"][1]))
 
     @property
     def warmup_steps(self) -> int:
@@ -84,6 +99,14 @@ class Run:
             for warmup, (name, phase) in zip(warmups, self.phases.items(), strict=True)
             if warmup >= phase.steps
         ]
+
+
+def worker_device(name: str | None) -> torch.device:
+    """`name`, or a GPU if there is one: the one that the launcher has bound this worker to."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise RuntimeError(f"device={name}, but this process sees no GPU: leave device out, or take device=cpu.")
+    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
 def run_from(config: DictConfig) -> Run:

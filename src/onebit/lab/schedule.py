@@ -21,6 +21,12 @@ class LinearThenDecay:
     every: int
     stretch: float = 1
 
+    def __post_init__(self):
+        for name in ("peak", "warmup", "decay", "every", "stretch"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not value > 0:
+                raise ValueError(f"{name} of the learning rate must be a number above 0, not {value!r}.")
+
     def __call__(self, steps_done: int) -> float:
         """The learning rate of the step after `steps_done`."""
         s = self.stretch * (steps_done + 1)

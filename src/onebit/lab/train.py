@@ -9,7 +9,7 @@ and is recorded as such; 1: an error.
 import math
 import os
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import hydra
@@ -23,11 +23,11 @@ from tqdm import tqdm
 
 from onebit.comm import Communicator
 from onebit.lab.checkpoint import Checkpoints
-from onebit.lab.launch import WorkerError
+from onebit.lab.launch import WorkerError, hold
 from onebit.lab.options import CONF, wrong_override
 from onebit.lab.precision import DTYPES, LossScale
 from onebit.lab.record import ENDED, Recorder, check_folder
-from onebit.lab.run import Run, run_from
+from onebit.lab.run import Run, run_from, worker_device
 from onebit.lab.schedule import Plan
 
 
@@ -58,9 +58,9 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
 
         loss = torch.zeros((), device=device)
         number, size = run.micro_batches(phase, communicator.size)
+        examples = run.task.batch(run.seed, step, rank, number * size, phase.length)
         for micro in range(number):
-            batch = run.task.batch(run.seed, step, rank, micro, size, phase.length)
-            batch = {key: tensor.to(device) for key, tensor in batch.items()}
+            batch = {key: tensor[micro * size : (micro + 1) * size].to(device) for key, tensor in examples.items()}
             with turn:
                 seed_torch(device, run.seed, step, rank, micro)
                 with torch.autocast(device.type, DTYPES[run.precision], enabled=run.precision != "fp32"):
@@ -81,7 +81,7 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
             mean_loss = mean_over_ranks(communicator, loss.item())
             diverged = diverged or not (math.isfinite(mean_loss) or skipped)
             if recorder:
-                recorder.row(optimizer=optimizer, samples=done * run.batch, loss=mean_loss, lr=lr, phase=optimizer_phase)
+                recorder.row(optimizer, step=done, samples=done * run.batch, loss=mean_loss, lr=lr, phase=optimizer_phase)
             sent = tqdm.format_sizeof(optimizer.communication.bytes_sent, "B")
             bar.set_postfix_str(f"loss {mean_loss:.3f}, {name}, {optimizer_phase}, sent {sent}", refresh=False)
         bar.update()
@@ -91,7 +91,7 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
             checkpoints.save(done, state_of(parts, done, recorder))
     bar.close()
     if recorder:
-        recorder.finish("diverged" if diverged else "finished", optimizer)
+        recorder.finish("diverged" if diverged else "finished", done, optimizer)
 
 
 def begin(run: Run, parts: dict, checkpoints: Checkpoints, recorder: Recorder | None) -> int:
@@ -150,12 +150,6 @@ def seed_torch(device: torch.device, *coordinates: int) -> None:
     generator.manual_seed(seed)
 
 
-def worker_device(name: str | None) -> torch.device:
-    """`name`, or a GPU if there is one: the one that the launcher has bound this worker to."""
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
-
-
 def mean_over_ranks(communicator: Communicator, value: float) -> float:
     """Added in rank order, so that all backends give the same bits."""
     gathered = communicator.all_gather(torch.tensor([value], dtype=torch.float64).view(torch.uint8))
@@ -172,9 +166,11 @@ def launch(config: DictConfig) -> None:
             return
         run = run_from(config)
         run.task.prepare()
-    except (RuntimeError, TypeError, ValueError) as error:
+        held = hold(run.folder) if run.comm.leads else nullcontext()
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
-    run.comm.run(partial(train, run))
+    with held:
+        run.comm.run(partial(train, run))
 
 
 def main() -> None:
@@ -190,6 +186,9 @@ def main() -> None:
         raise SystemExit(f"error: {wrong_override(sys.argv[1:]) or error}") from None
     except WorkerError as error:
         raise SystemExit(f"error: {error}") from None
+    except KeyboardInterrupt:
+        print("\nInterrupted; resume=true goes on from the newest checkpoint.", file=sys.stderr, flush=True)
+        os._exit(130)  # workers that are threads cannot be ended otherwise
 
 
 if __name__ == "__main__":

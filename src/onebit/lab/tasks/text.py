@@ -73,7 +73,7 @@ class HubText:
         return f"{self.file.resolve()} {stat.st_size} {stat.st_mtime_ns} {self.rows}"
 
     def documents(self) -> Iterator[str]:
-        texts = (row["text"] for row in self._load())
+        texts = (row["text"] or "" for row in self._load())
         while document := "\n\n".join(islice(texts, self.rows)):
             yield document
 
@@ -82,26 +82,31 @@ class HubText:
 
         if self.file is not None:
             self._require_file()
-            return load_dataset("parquet", data_files=str(self.file), split="train").select_columns("text")
-        try:
-            return load_dataset(self.path, self.config, split=self.split).select_columns("text")
-        except (OSError, ValueError) as error:  # no connection, no such data set; offline and nothing in the cache
-            raise RuntimeError(
-                f"The data set {self.path} is not here and could not be fetched ({type(error).__name__}: {error}).\n"
-                f"Fetch it on a machine with a network: {self._fetch()}\n"
-                f"or give data_root=DIR (ONEBIT_DATA_ROOT) with DIR/{self.name}/{self.split}.parquet of the same schema."
-            ) from error
+            dataset = load_dataset("parquet", data_files=str(self.file), split="train")
+        else:
+            try:
+                dataset = load_dataset(self.path, self.config, split=self.split)
+            except (OSError, ValueError) as error:  # no connection, no such data set; offline and nothing in the cache
+                raise RuntimeError(
+                    f"The data set {self.path} is not here and could not be fetched ({type(error).__name__}: {error}).\n"
+                    f"Fetch it on a machine with a network:\n    {self._fetch('')}\n"
+                    f"or give data_root=DIR (ONEBIT_DATA_ROOT) with DIR/{self.name}/{self.split}.parquet of the same schema."
+                ) from error
+        if "text" not in dataset.column_names:
+            raise RuntimeError(f"{self.file or self.path} has the columns {', '.join(dataset.column_names)}, and must have one named text.")
+        return dataset.select_columns("text")
 
     def _require_file(self) -> None:
         if not self.file.exists():
             raise RuntimeError(
-                f"{self.file} does not exist. It has the schema of {self.path}; fetch it with\n    {self._fetch()}\n"
-                f"and dataset.to_parquet({str(self.file)!r}), or leave data_root (ONEBIT_DATA_ROOT) unset to use the hub."
+                f"{self.file} does not exist. It has the schema of {self.path}; fetch it with\n    "
+                f"{self._fetch(f'.to_parquet({str(self.file)!r})')}\n"
+                "or leave data_root (ONEBIT_DATA_ROOT) unset to use the hub."
             )
 
-    def _fetch(self) -> str:
+    def _fetch(self, then: str) -> str:
         arguments = ", ".join(repr(part) for part in (self.path, self.config) if part)
-        return f"""python -c "from datasets import load_dataset; dataset = load_dataset({arguments}, split={self.split!r})\""""
+        return f"""python -c "from datasets import load_dataset; load_dataset({arguments}, split={self.split!r}){then}\""""
 
 
 class Texts:
