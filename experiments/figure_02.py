@@ -35,14 +35,14 @@ def plot(rows: pd.DataFrame) -> Figure:
 
 
 def plot_paper_ratio(axes: Axes) -> None:
-    """The ratio over 1,000 steps on the digitised curve, interpolated on the log scale on which it was drawn."""
+    """The ratio over one window on the digitised curve, interpolated on the log scale on which it was drawn."""
     points = paper_curve("fig2", "variance norm (vanilla Adam)")
     window = 1e-3 / (1 - paper_number("beta2"))  # in thousands of steps, as x
     steps = points.x[points.x >= points.x.min() + window]
     logs = np.log(points.y)
     ratios = np.exp(np.interp(steps, points.x, logs) - np.interp(steps - window, points.x, logs))
     axes.plot(steps, ratios, **figures.look("adam", "Adam (from the paper's curve)"))
-    axes.set(xlabel="step (thousands)", ylabel="ratio of the norm over 1,000 steps")
+    axes.set(xlabel="step (thousands)", ylabel=f"ratio of the norm over {1e3 * window:,.0f} steps")
     axes.legend()
 
 

@@ -1,10 +1,14 @@
 """Made-up runs in the shape of results/runs, with known answers."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from omegaconf import OmegaConf
+
+from onebit.lab.options import composed
 
 STEPS, WARMUP, WINDOW = 200, 40, 10
 
@@ -16,7 +20,7 @@ def rows(optimizer, seed, loss, ratio=1.0, compressed_share=1 / 32, steps=STEPS)
     variance = ratio ** (step / WINDOW)
     return pd.DataFrame({
         "experiment": "figure_04", "profile": "laptop", "optimizer": optimizer, "seed": seed, "commit": "0123456",
-        "step": step, "samples": 64 * step, "seconds": 0.1 * step,
+        "step": step, "samples": 32 * step, "seconds": 0.1 * step,
         "loss": loss + np.where(step > 0.8 * steps, 0, 4 * (1 - step / (0.8 * steps))), "lr": 1e-3,
         "phase": np.where((optimizer in ("onebit_adam", "onebit_adam_32bit")) & (step >= WARMUP), "compressed", "warmup"),
         "variance_l1": variance, "variance_l2": 1e-3 * variance, "variance_ratio": np.where(step > WINDOW, ratio, np.nan),
@@ -25,25 +29,30 @@ def rows(optimizer, seed, loss, ratio=1.0, compressed_share=1 / 32, steps=STEPS)
     })
 
 
+@cache
+def config(optimizer):
+    """The configuration of a run at profile laptop."""
+    return OmegaConf.to_container(composed(["profile=laptop", f"optimizer={optimizer}", "workers=4"]), resolve=True)
+
+
 def record(optimizer, seed, status="finished", **changes):
     """run.json of such a run."""
-    model = {"num_hidden_layers": 2, "hidden_size": 128}
     return {"experiment": "figure_04", "profile": "laptop", "optimizer": optimizer, "seed": seed, "commit": "0123456",
-            "config": {"task": {"model": model}, "phases": {"seq128": {"length": 32}}}, "workers": 4, "environment": {},
+            "config": config(optimizer) | {"seed": seed}, "workers": 4, "environment": {},
             "warmup_steps": WARMUP, "total_steps": STEPS, "status": status, "final": {}, **changes}
 
 
-def write(root, optimizer, seed, loss, status="finished", **options):
+def write(root, optimizer, seed, loss, status="finished", changes=None, **options):
     """Write one run under root/runs."""
     folder = Path(root) / "runs" / "figure_04" / "laptop" / optimizer / f"seed-{seed}"
     folder.mkdir(parents=True)
     rows(optimizer, seed, loss, **options).to_csv(folder / "curve.csv", index=False)
-    (folder / "run.json").write_text(json.dumps(record(optimizer, seed, status)))
+    (folder / "run.json").write_text(json.dumps(record(optimizer, seed, status, **(changes or {}))))
 
 
-def write_all(root, seeds=(0, 1, 2), **losses):
-    """One run of every optimizer for every seed; seed s adds s to every loss, which pairing takes out."""
+def write_all(root, seeds=(1, 2, 3), **losses):
+    """One run of every optimizer for every seed; seed s multiplies every loss by s, which pairing takes out."""
     final = {"adam": 4.0, "onebit_adam": 4.0, "onebit_adam_32bit": 4.0, "naive_onebit_adam": 5.2, **losses}
     for optimizer, loss in final.items():
         for seed in seeds:
-            write(root, optimizer, seed, loss * (1 + seed))
+            write(root, optimizer, seed, loss * seed)

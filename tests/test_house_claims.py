@@ -10,7 +10,7 @@ from onebit.lab import judge as judging
 from onebit.lab.claims import CLAIMS, MARGIN, final_loss, formula_reduction
 from onebit.lab.judge import Interval, consistent, judge, mean_interval, prediction_interval, verdict
 from onebit.lab.record import ROOT
-from onebit.lab.results import RESULTS, load
+from onebit.lab.results import RESULTS, TUNING_SEED, load
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 
@@ -84,14 +84,58 @@ def test_naive_gradients_must_fall_behind_by_more_than_the_margin(tmp_path):
     assert verdict_of("C3", tmp_path / "none") == "not reproduced"
 
 
-def test_a_run_that_diverged_counts_as_infinitely_far_behind(tmp_path):
-    synthetic.write_all(tmp_path, seeds=(0, 1))
-    for optimizer in ("adam", "onebit_adam_32bit"):
-        synthetic.write(tmp_path, optimizer, 2, 4.0)
-    for optimizer in ("onebit_adam", "naive_onebit_adam"):
-        synthetic.write(tmp_path, optimizer, 2, 4.0, status="diverged", steps=50)
-    assert final_loss(load(tmp_path, "figure_04", "laptop"), "onebit_adam")[2] == inf
-    assert (verdict_of("C1", tmp_path), verdict_of("C3", tmp_path)) == ("not reproduced", "reproduced")
+def write_diverged(root, optimizer, seeds, others=(1, 2, 3)):
+    """Runs of every optimizer, of which those of one diverged at some seeds."""
+    for name in ("adam", "onebit_adam", "onebit_adam_32bit", "naive_onebit_adam"):
+        for seed in others:
+            diverged = {"status": "diverged", "steps": 50} if name == optimizer and seed in seeds else {}
+            synthetic.write(root, name, seed, 5.0 if name == "naive_onebit_adam" else 4.0, **diverged)
+
+
+def test_onebit_adam_that_diverged_is_infinitely_far_behind(tmp_path):
+    write_diverged(tmp_path, "onebit_adam", [3])
+    rows = load(tmp_path, "figure_04", "laptop")
+    assert final_loss(rows, "onebit_adam")[3] == inf
+    judgement = judge(BY_NAME["C1"], rows)
+    assert (judgement.verdict, judgement.detail) == ("not reproduced", "loss 4.000 (1 of 3 diverged), Adam 4.000")
+    assert judge(BY_NAME["C4"], rows).interval.n == 2
+
+
+def test_a_seed_at_which_adam_diverged_gives_no_number(tmp_path):
+    write_diverged(tmp_path, "adam", [4], others=(1, 2, 3, 4))
+    rows = load(tmp_path, "figure_04", "laptop")
+    assert {judge(BY_NAME[name], rows).interval.n for name in ("C1", "C2", "C3", "C4", "C5", "C6")} == {3}
+    assert verdict_of("C1", tmp_path) == "reproduced"
+
+
+def test_one_naive_run_that_diverged_does_not_decide_alone(tmp_path):
+    write_diverged(tmp_path, "naive_onebit_adam", [4], others=(1, 2, 3, 4))
+    judgement = judge(BY_NAME["C3"], load(tmp_path, "figure_04", "laptop"))
+    assert judgement.interval.mean == pytest.approx(0.25)
+    assert (judgement.interval.n, judgement.detail) == (3, "loss 5.000 (1 of 4 diverged), Adam 4.000")
+
+
+def test_naive_runs_that_all_diverged_have_fallen_behind(tmp_path):
+    write_diverged(tmp_path, "naive_onebit_adam", [1, 2, 3])
+    judgement = judge(BY_NAME["C3"], load(tmp_path, "figure_04", "laptop"))
+    assert (judgement.verdict, judgement.detail) == ("reproduced", "loss diverged at every seed, Adam 4.000")
+
+
+def test_the_tuning_seed_is_none_of_the_results(tmp_path):
+    synthetic.write_all(tmp_path)
+    synthetic.write(tmp_path, "onebit_adam", TUNING_SEED, 99.0)
+    synthetic.write(tmp_path, "adam", TUNING_SEED, 4.0)
+    assert judge(BY_NAME["C1"], load(tmp_path, "figure_04", "laptop")).interval.n == 3
+
+
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"workers": 2}, "workers"), ({"corpus_sha256": "b"}, "corpus_sha256"), ({"config": synthetic.config("adam") | {"lr": 1.0}}, "lr"),
+], ids=["workers", "text", "option"])
+def test_runs_that_differ_in_more_than_seed_and_optimizer_are_not_mixed(tmp_path, changes, named):
+    synthetic.write(tmp_path, "onebit_adam", 1, 4.0, changes={"corpus_sha256": "a"})
+    synthetic.write(tmp_path, "adam", 2, 4.0, changes={"corpus_sha256": "a"} | changes)
+    with pytest.raises(ValueError, match=rf"differ in {named}, .*adam/seed-2.*onebit_adam/seed-1"):
+        load(tmp_path, "figure_04", "laptop")
 
 
 def test_the_volume_formula_at_a_fifth_of_warm_up(tmp_path):
@@ -104,7 +148,7 @@ def test_the_volume_formula_at_a_fifth_of_warm_up(tmp_path):
 
 def test_a_volume_off_the_formula_is_not_reproduced(tmp_path):
     synthetic.write_all(tmp_path, seeds=())
-    for seed in range(3):
+    for seed in (1, 2, 3):
         synthetic.write(tmp_path, "adam", seed, 4.0)
         synthetic.write(tmp_path, "onebit_adam", seed, 4.0, compressed_share=1 / 28)  # 2.0 % more than the formula
     assert verdict_of("C4", tmp_path) == "reproduced"
@@ -116,28 +160,28 @@ def test_a_volume_off_the_formula_is_not_reproduced(tmp_path):
 
 @pytest.mark.parametrize(("ratio", "expected"), [(0.97, "reproduced"), (1.03, "reproduced"), (0.94, "not reproduced"), (1.06, "not reproduced")])
 def test_variance_has_settled_when_the_ratio_is_near_one(tmp_path, ratio, expected):
-    for seed in range(3):
+    for seed in (1, 2, 3):
         synthetic.write(tmp_path, "adam", seed, 4.0, ratio=ratio)
         synthetic.write(tmp_path, "onebit_adam", seed, 4.0, ratio=ratio)
     assert verdict_of("C5", tmp_path) == expected
 
 
 def test_two_seeds_are_not_judged_and_no_seed_at_the_papers_scale_needs_a_cluster(tmp_path):
-    synthetic.write_all(tmp_path, seeds=(0, 1))
+    synthetic.write_all(tmp_path, seeds=(1, 2))
     assert {verdict_of(claim.name, tmp_path) for claim in CLAIMS if claim.profile == "laptop"} == {"not judged"}
     assert judge(BY_NAME["C7"], load(tmp_path, "figure_04", "paper")).verdict == "needs a cluster"
 
 
 def test_runs_that_have_not_ended_do_not_count(tmp_path):
     synthetic.write_all(tmp_path)
-    synthetic.write(tmp_path, "onebit_adam", 3, 99.0, status="running")
-    synthetic.write(tmp_path, "adam", 3, 4.0)
+    synthetic.write(tmp_path, "onebit_adam", 4, 99.0, status="running")
+    synthetic.write(tmp_path, "adam", 4, 4.0)
     assert judge(BY_NAME["C1"], load(tmp_path, "figure_04", "laptop")).interval.n == 3
 
 
 def test_a_live_seed_is_consistent_if_it_lies_where_one_more_seed_would(tmp_path):
     claim = BY_NAME["C1"]
-    for seed, gap in enumerate((-0.01, 0.0, 0.01)):  # s = 0.01: one more seed within 0.01 * 4.303 * 1.155 = 0.0497
+    for seed, gap in enumerate((-0.01, 0.0, 0.01), 1):  # s = 0.01: one more seed within 0.01 * 4.303 * 1.155 = 0.0497
         synthetic.write(tmp_path / "committed", "adam", seed, 4.0)
         synthetic.write(tmp_path / "committed", "onebit_adam", seed, 4.0 * (1 + gap))
     committed = load(tmp_path / "committed", "figure_04", "laptop")
@@ -159,5 +203,3 @@ def test_report_and_readme_say_what_the_committed_runs_say():
 def test_a_readme_without_the_markers_is_refused():
     with pytest.raises(ValueError, match="needs the lines"):
         judging.with_summary("# onebit", [])
-
-

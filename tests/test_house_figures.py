@@ -86,19 +86,20 @@ def test_the_same_csv_gives_the_same_files(name, root):
 
 
 def test_a_live_run_lies_beside_the_committed_ones_in_a_file_of_its_own(root, tmp_path):
-    synthetic.write_all(tmp_path, seeds=(3,))
+    synthetic.write_all(tmp_path, seeds=(4,))
     module = figures.load_figure("figure_04")
     assert figures.save(module, "figure_04", "laptop", root, tmp_path) == tmp_path / "figures" / "figure_04.png"
     rows = pd.concat([results.load(root, "figure_04", "laptop"),
                               results.load_rows(results.load_records(tmp_path, "figure_04", "laptop"), live=True)])
     legend = [text.get_text() for text in module.plot(rows).axes[0].get_legend().get_texts()]
-    assert "Adam, n = 3 seeds" in legend and "thin: live, seed 3" in legend
+    assert "Adam, n = 3 seeds" in legend and "thin: live, seed 4" in legend
 
 
 def test_the_caption_says_what_was_run_and_what_the_paper_ran(root):
     records = results.load_records(root, "figure_04", "laptop")
     text = figures.caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
-    for part in ("n = 3 seeds", "4 workers", "64 samples a step", "200 steps", "T_w = 40", "BERT-Large", "4,096", "152,000", "23,000"):
+    for part in ("n = 3 seeds", "4 workers", "32 samples a step", "a point averages 1% of the steps", "200 steps", "T_w = 40",
+                 "BERT-Large (24 layers, 1024 wide", "4,096", "152,000", "23,000"):
         assert part in text
 
 
@@ -115,3 +116,20 @@ def test_an_unknown_figure_names_those_that_exist():
 def test_an_unknown_curve_of_the_paper_names_those_that_exist():
     with pytest.raises(ValueError, match="1-bit Adam"):
         results.paper_curve("fig4a", "2-bit Adam")
+
+
+def test_a_run_that_diverged_stays_in_the_range_of_those_that_finished(tmp_path):
+    synthetic.write_all(tmp_path, seeds=(1, 2), adam=1.0)
+    synthetic.write(tmp_path, "adam", 3, 1e9, status="diverged", steps=50)
+    module, drawing = drawn("figure_04", tmp_path)
+    legend = [text.get_text() for text in drawing.axes[0].get_legend().get_texts()]
+    assert legend[0] == "Adam, n = 2 seeds, 1 of 3 diverged"
+    assert drawing.axes[0].get_ylim()[1] < 30
+
+
+def test_an_optimizer_that_always_diverged_is_still_named(tmp_path):
+    synthetic.write_all(tmp_path, seeds=(), adam=1.0)
+    synthetic.write(tmp_path, "adam", 1, 4.0)
+    synthetic.write(tmp_path, "naive_onebit_adam", 1, float("nan"), status="diverged", steps=50)
+    _, drawing = drawn("figure_01", tmp_path)
+    assert "Adam (1-bit naive), n = 0 seeds, 1 of 1 diverged" in [text.get_text() for text in drawing.axes[0].get_legend().get_texts()]

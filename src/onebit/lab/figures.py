@@ -13,12 +13,13 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .record import ROOT
-from .results import RESULTS, load_records, load_rows, paper_curve, paper_number
+from .results import PROFILES, RESULTS, load_records, load_rows, paper_curve, paper_note, paper_number, require_alike
 
 # Okabe and Ito's palette; with the line styles a curve is known without its colour.
 LOOKS = {
@@ -36,7 +37,7 @@ PAPER_NAMES = {
     "Adam (1-bit Naive)": "naive_onebit_adam",
     "Adam w/ basic gradient compression": "naive_onebit_adam",
 }
-POINTS = 100  # each point of a curve averages 1% of the steps
+POINTS = 100  # each point of a curve averages 1% of the steps, if so many are recorded
 
 
 def figure(columns: int, rows: int = 1) -> tuple[Figure, list[Axes]]:
@@ -66,25 +67,46 @@ def curve(rows: pd.DataFrame, x: str, y: str, points: int = POINTS) -> pd.DataFr
 
 
 def draw(axes: Axes, rows: pd.DataFrame, x: str, y: str, x_scale: float = 1.0, legend: bool = True) -> None:
-    """One line and band per optimizer of `rows` against x / x_scale; a live run is a thin line over them."""
+    """One line and band per optimizer of `rows` against x / x_scale, of the runs that finished; a live run is a thin line over them.
+
+    A run that diverged is a thin line up to where it leaves the range of those that finished.
+    """
+    shown = within_range(rows, y)
     live_rows = rows[rows.live.astype(bool)]
     for optimizer in [name for name in LOOKS if name in set(rows.optimizer)]:
         chosen = rows[rows.optimizer == optimizer]
         committed, live = chosen[~chosen.live.astype(bool)], live_rows[live_rows.optimizer == optimizer]
         name = LOOKS[optimizer][0]
+        drawn = shown.loc[shown.index.intersection(chosen.index)]
+        for _, run in drawn[~drawn.live.astype(bool) & (drawn.status == "diverged")].groupby("seed"):
+            line = curve(run, x, y)
+            axes.plot(line.x / x_scale, line["mean"], **{**look(optimizer, None), "linewidth": 0.7, "markersize": 2})
         if len(committed):
-            line = curve(committed, x, y)
-            seeds = committed.seed.nunique()
-            axes.plot(line.x / x_scale, line["mean"], **look(optimizer, f"{name}, n = {seeds} seed{'s' * (seeds > 1)}"))
+            line = curve(committed[committed.status == "finished"], x, y)
+            axes.plot(line.x / x_scale, line["mean"], **look(optimizer, f"{name}, {seeds_text(committed)}"))
             axes.fill_between(line.x / x_scale, line.low, line.high, color=LOOKS[optimizer][1], alpha=0.2, linewidth=0)
         if len(live):
-            line = curve(live, x, y)
+            line = curve(drawn[drawn.live.astype(bool)], x, y)
             label = None if len(committed) else f"{name}, live"
             axes.plot(line.x / x_scale, line["mean"], **{**look(optimizer, label), "linewidth": 0.7, "markersize": 2})
     if len(live_rows):
         axes.plot([], [], color="0.3", linewidth=0.7, label=f"thin: live, seed {live_rows.seed.iloc[0]}")
     if legend:
         axes.legend()
+
+
+def within_range(rows: pd.DataFrame, y: str) -> pd.DataFrame:
+    """The rows without those of diverged runs from where y exceeds all that finished runs have, or is not finite."""
+    highest = rows[rows.status == "finished"][y].max()
+    beyond = (rows.status == "diverged") & ~((rows[y] <= highest) | (np.isnan(highest) & np.isfinite(rows[y])))
+    return rows[~beyond.groupby([rows.live, rows.optimizer, rows.seed]).cummax()]
+
+
+def seeds_text(rows: pd.DataFrame) -> str:
+    """'n = 3 seeds', or 'n = 2 seeds, 1 of 3 diverged'."""
+    seeds, finished = rows.seed.nunique(), rows[rows.status == "finished"].seed.nunique()
+    diverged = f", {seeds - finished} of {seeds} diverged" if finished < seeds else ""
+    return f"n = {finished} seed{'s' * (finished != 1)}{diverged}"
 
 
 def draw_paper(axes: Axes, name: str, curves: tuple[str, ...]) -> None:
@@ -111,14 +133,15 @@ def freeze_step(rows: pd.DataFrame) -> int:
 def caption(rows: pd.DataFrame, records: list[dict]) -> str:
     """What was run, and what the paper ran: all from run.json, the rows and results/paper/numbers.csv."""
     first, seeds = records[0], rows[~rows.live.astype(bool)].seed.nunique()
-    samples = rows.samples.iloc[-1] / rows.step.iloc[-1]
+    recorded = rows.groupby(["optimizer", "seed"]).size().max()
+    point = f"a point averages {1 / POINTS:.0%} of the steps" if recorded > POINTS else "each recorded step is a point"
     frozen = [record for record in records if record["optimizer"] == "onebit_adam"]
     warmup = f", T_w\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{frozen[0]['warmup_steps']:,}" if frozen else ""
     return (
-        f"Line: mean of n = {seeds} seed{'s' * (seeds != 1)}; band: lowest to highest seed; a point averages {1 / POINTS:.0%} of the steps. "
-        f"Ours, profile {first['profile']}: {describe(first)}, {samples:,.0f} samples a step, "
+        f"Line: mean of n = {seeds} seed{'s' * (seeds != 1)}; band: lowest to highest seed; {point}. "
+        f"Ours, profile {first['profile']}: {describe(first)}, {first['config']['batch']:,} samples a step, "
         f"{first['total_steps']:,} steps{warmup}. "
-        f"The paper (curves digitised): BERT-Large (24 layers, 1024 wide), "
+        f"The paper (curves digitised): BERT-Large ({paper_note('bert_large_parameters')}), "
         f"{paper_number('batch'):,.0f} samples a step, {paper_number('bert_large_128_steps'):,.0f} steps, "
         f"T_w\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{paper_number('bert_large_128_warmup'):,.0f}."
     )
@@ -144,14 +167,22 @@ def load_figure(name: str) -> ModuleType:
 
 
 def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Path | None = None) -> Path:
-    """Draw plot(rows) of the committed runs under `root`, and of live ones under `live_root`, to figures/<name>.png and .pdf."""
+    """Draw plot(rows) of the committed runs under `root`, and of live ones under `live_root`, to figures/<name>.png and .pdf.
+
+    A live run may have read another text than the committed ones, such as another Python's documentation.
+    """
     records = load_records(root, module.EXPERIMENT, profile, module.OPTIMIZERS)
     live = load_records(live_root, module.EXPERIMENT, profile, module.OPTIMIZERS) if live_root else []
+    for group in (records, live):
+        require_alike(group)
+    require_alike(records + live, apart_from=("corpus_sha256",))
     frames = [load_rows(found, live=found is live) for found in (records, live) if found]
     if not frames:
         number = int(name.split("_")[1])
-        raise FileNotFoundError(f"no finished runs of {module.EXPERIMENT}, profile {profile}, under {root}: "
-                                f"make reproduce-figure-{number} PROFILE={profile} makes them")
+        remedy = f"plan-figure-{number} PROFILE=paper says how to launch"
+        if profile != "paper":
+            remedy = f"reproduce-figure-{number} PROFILE={profile} makes"
+        raise FileNotFoundError(f"no finished runs of {module.EXPERIMENT}, profile {profile}, under {root}: make {remedy} them")
     rows = pd.concat(frames, ignore_index=True)
     drawing = module.plot(rows)
     drawing.text(0.01, -0.01, "\n".join(textwrap.wrap(caption(rows, records + live), int(15.5 * drawing.get_figwidth()))),
@@ -168,11 +199,11 @@ def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Pat
 def main(file: str) -> None:
     """Redraw the figure of an experiments file from the committed CSV."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--profile", default="laptop")
+    parser.add_argument("--profile", default="laptop", choices=PROFILES)
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder that holds runs/ and figures/")
     options = parser.parse_args()
     name = Path(file).stem
     try:
         print(save(load_figure(name), name, options.profile, options.results))
-    except FileNotFoundError as error:
-        raise SystemExit(str(error)) from None
+    except (FileNotFoundError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None

@@ -11,7 +11,7 @@ from scipy import stats
 
 from .claims import CLAIMS, TAIL, Claim, statistic_by_seed
 from .record import ROOT
-from .results import RESULTS, load
+from .results import RESULTS, TUNING_SEED, load
 
 LEVEL = 0.95
 FEWEST_SEEDS = 3
@@ -125,10 +125,11 @@ def report(judgements: list[Judgement]) -> str:
         "",
         "Written by `make claims` from `results/runs`; do not edit.",
         "The rules stand in `src/onebit/lab/claims.py`, written before the runs.",
-        "Seed 0 served to choose the laptop's model size and learning rate, Adam's best of two; it is not among the results.",
+        f"Seed {TUNING_SEED} served to choose the laptop's model size and learning rate, Adam's best of two; it is left out.",
         "",
         f"Ours: the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed.",
         f"The loss of a run is the mean training loss over the last {TAIL:.0%} of its steps.",
+        "A seed at which Adam diverged gives no number. Naive gradients are judged by the runs that finished, if any did.",
         "",
         "*Reproduced*: the interval lies where the rule wants it. *Not reproduced*: it lies outside. *Partly*: it lies across the border.",
         f"*Not judged*: fewer than {FEWEST_SEEDS} seeds. *Needs a cluster*: only the paper's hardware can tell.",

@@ -4,12 +4,15 @@ The model is built on torch's meta device, so that a configuration that cannot w
 """
 
 import argparse
+import math
 from dataclasses import dataclass
 
 import torch
 
+from .claims import volume_share
 from .figures import load_figure
 from .options import composed
+from .results import SEEDS
 from .run import Run, run_from
 
 
@@ -38,7 +41,7 @@ def volumes(run: Run, size: int, workers: int) -> tuple[float, float]:
     a_step = 2 * (workers - 1) / workers * 4 * size
     steps = sum(phase.steps for phase in run.phases.values())
     warmup = sum(phase.warmup for phase in run.phases.values())
-    return a_step * steps, a_step * (warmup + (steps - warmup) / 32)
+    return a_step * steps, a_step * steps * volume_share(warmup / steps)
 
 
 def sources(text: dict) -> list[str]:
@@ -77,11 +80,16 @@ def describe(name: str, profile: str, machine: Machine) -> str:
               f"at {machine.flops:.2g} FLOP/s a worker (--flops)"]
     for method, volume in zip(("Adam", "1-bit Adam"), volumes(run, size, machine.workers), strict=True):
         exchange = f", {hours(8 * volume / machine.gbits / 1e9)} at {machine.gbits} Gbit/s (--gbits)" if machine.gbits else ""
-        lines.append(f"volume      {method}: {volume / 1e9:,.3g} GB sent by a worker{exchange}")
-    lines.append(f"launch      for each NAME of {', '.join(run.method for run in runs)}, with seed 0, 1, 2; "
+        lines.append(f"volume      {method}: {size_text(volume)} sent by a worker{exchange}")
+    lines.append(f"launch      for each NAME of {', '.join(run.method for run in runs)}, with seed {', '.join(map(str, SEEDS))}; "
                  f"{'one of' if profile == 'paper' else 'or make reproduce-figure-' + str(int(name.split('_')[1]))}")
-    lines += ["  " + command for command in launch(" ".join([*arguments, "optimizer=NAME", "seed=0"]), machine, profile)]
+    lines += ["  " + command for command in launch(" ".join([*arguments, "optimizer=NAME", f"seed={SEEDS[0]}"]), machine, profile)]
     return "\n".join(lines)
+
+
+def size_text(number: float) -> str:
+    power = int(math.log10(number)) // 3
+    return f"{number / 1000**power:,.3g} {('bytes', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
 
 
 def hours(seconds: float) -> str:
@@ -98,7 +106,10 @@ def main() -> None:
     options = parser.parse_args()
     default = MACHINES[options.profile]
     machine = Machine(options.workers or default.workers, options.flops or default.flops, options.gbits or default.gbits)
-    print(describe(options.figure, options.profile, machine))
+    try:
+        print(describe(options.figure, options.profile, machine))
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 if __name__ == "__main__":

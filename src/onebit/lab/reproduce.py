@@ -1,26 +1,33 @@
 """Run what figures lack, draw them, judge the claims.
 
     python -m onebit.lab.reproduce figure_04 figure_01 --profile laptop --live     one new seed, beside the committed ones
-    python -m onebit.lab.reproduce figure_04 --profile laptop --seeds 0 1 2        the runs that are committed
+    python -m onebit.lab.reproduce figure_04 --profile laptop --seeds 1 2 3        of the runs that are committed
 
 An interrupted command goes on where it stopped: a run that ended is kept, the one that was going on resumes from its
-checkpoint. A run that fails or diverges does not stop the others.
+checkpoint. Neither is done with runs that were trained in another way than now; a live run must also be of this commit, and no
+file may differ from it. A run that fails or diverges does not stop the others.
 """
 
 import argparse
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from .claims import CLAIMS, statistic_by_seed
 from .figures import load_figure, save
 from .judge import consistent, judge, show
-from .record import ROOT, commit, read_run
-from .results import ENDED, RESULTS, load, run_folder
+from .options import composed
+from .record import ENDED, ROOT, commit, read_run
+from .results import PROFILES, RESULTS, SEEDS, TUNING_SEED, differing, load, require_alike, run_folder
+from .run import run_from
 
 LIVE = RESULTS / "live"
 
@@ -33,28 +40,69 @@ def runs_of(modules: list) -> list[tuple[str, str]]:
 def new_seed(experiment: str, profile: str) -> int:
     """The first seed after the committed ones."""
     folders = (RESULTS / "runs" / experiment / profile).glob("*/seed-*")
-    return max((int(folder.name.removeprefix("seed-")) for folder in folders), default=-1) + 1
+    return max((int(folder.name.removeprefix("seed-")) for folder in folders), default=TUNING_SEED) + 1
 
 
 def discard(runs: list[tuple[str, str]], options: argparse.Namespace, root: Path) -> None:
-    """Remove the runs that are not to be gone on with: all with --fresh; of live ones those of another commit or seed.
+    """Remove the runs that are not to be gone on with: all with --fresh; of live ones those of another commit, configuration or seed.
 
     A live run says how the present commit behaves.
     """
     for experiment, optimizer in runs:
         for folder in (root / "runs" / experiment / options.profile / optimizer).glob("seed-*"):
             wanted = int(folder.name.removeprefix("seed-")) in options.seeds
-            stale = not wanted or read_run(folder).get("commit") != commit()
-            if (options.fresh and wanted) or (options.live and stale):
+            if (options.fresh and wanted) or (options.live and not (wanted and current(read_run(folder), experiment, optimizer, options))):
                 shutil.rmtree(folder)
+
+
+def current(record: dict, experiment: str, optimizer: str, options: argparse.Namespace) -> bool:
+    """Whether a live run is one of the present commit, without changes to it, and of the present options."""
+    if commit().endswith("+dirty") or record.get("commit") != commit():
+        return False
+    return not differing(record, planned(experiment, optimizer, options, LIVE))
+
+
+def arguments(experiment: str, optimizer: str, profile: str, seed: int, workers: int, folder: Path) -> list[str]:
+    """The options of one run."""
+    return [f"experiment={experiment}", f"profile={profile}", f"optimizer={optimizer}", "comm=gloo", f"workers={workers}", f"seed={seed}",
+            f"output={os.path.relpath(folder, ROOT)}", "resume=true"]
+
+
+def planned(experiment: str, optimizer: str, options: argparse.Namespace, folder: Path) -> dict:
+    """What run.json of a run to come will say of how it was trained; of the text see text_of."""
+    config = composed(arguments(experiment, optimizer, options.profile, options.seeds[0], options.workers, folder))
+    return {"optimizer": optimizer, "workers": options.workers, "config": json.loads(json.dumps(OmegaConf.to_container(config, resolve=True)))}
+
+
+def text_of(config: dict) -> dict:
+    """What run.json of a run with this configuration will say of its text, which is read now."""
+    task = run_from(OmegaConf.create(config)).task
+    task.prepare()
+    return task.description()
+
+
+def check(runs: list[tuple[str, str]], options: argparse.Namespace) -> None:
+    """ValueError if the runs to come could not be compared, or gone on with, beside those under results/runs that stay."""
+    for experiment in dict(runs):
+        stay = []
+        for folder in sorted((RESULTS / "runs" / experiment / options.profile).glob("*/seed-*")):
+            record = read_run(folder)
+            goes = options.fresh and not options.live and (experiment, folder.parent.name) in runs and record.get("seed") in options.seeds
+            if record and not goes and record["seed"] != TUNING_SEED:
+                stay.append({**record, "folder": os.path.relpath(folder, ROOT)})
+        to_come = [planned(experiment, optimizer, options, RESULTS) for name, optimizer in runs if name == experiment]
+        if stay and not options.live:
+            text = text_of(to_come[0]["config"])
+            to_come = [record | text for record in to_come]
+        require_alike(stay + to_come)
 
 
 def train(experiment: str, optimizer: str, profile: str, seed: int, workers: int, folder: Path) -> int:
     """Train one run, or the rest of it, in its own processes, progress bars and all; its exit status."""
-    command = [sys.executable, "-m", "onebit.lab.train", f"experiment={experiment}", f"profile={profile}", f"optimizer={optimizer}",
-               "comm=gloo", f"workers={workers}", f"seed={seed}", f"output={os.path.relpath(folder, ROOT)}", "resume=true"]
+    command = [sys.executable, "-m", "onebit.lab.train", *arguments(experiment, optimizer, profile, seed, workers, folder)]
     print("$ python", *command[1:], flush=True)
-    return subprocess.run(command, cwd=ROOT).returncode
+    # Ctrl-C is for this process, which then ends the run without a traceback.
+    return subprocess.run(command, cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)).returncode
 
 
 def train_missing(runs: list[tuple[str, str]], options: argparse.Namespace, root: Path) -> list[str]:
@@ -108,34 +156,49 @@ def verdicts(experiments: set[str], profile: str, live: bool) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run what figures lack, draw them, judge the claims.")
     parser.add_argument("figures", nargs="+", help="files of experiments/ without .py, e.g. figure_04")
-    parser.add_argument("--profile", default="laptop", choices=("smoke", "laptop", "paper"))
-    parser.add_argument("--seeds", type=int, nargs="+", help="seeds to train; with --live the first that is not committed")
+    parser.add_argument("--profile", default="laptop", choices=PROFILES)
+    parser.add_argument("--seeds", type=int, nargs="+",
+                        help=f"default: {SEEDS}, smoke {SEEDS[:1]}, --live the first that is not committed")
     parser.add_argument("--live", action="store_true", help="train into results/live and compare with the committed seeds")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--fresh", action="store_true", help="remove these runs first")
     options = parser.parse_args()
+    try:
+        options.figures = {name: load_figure(name) for name in options.figures}
+    except ValueError as error:
+        parser.exit(2, f"error: {error}\n")
+    if TUNING_SEED in (options.seeds or ()):
+        parser.exit(2, f"error: seed {TUNING_SEED} served to choose size and learning rate, so it is none of the results: choose others\n")
     if options.profile == "paper":
-        number = int(options.figures[0].split("_")[-1])
+        number = int(next(iter(options.figures)).split("_")[1])
         parser.error(f"the paper's profile runs on a cluster: make plan-figure-{number} PROFILE=paper prints how to launch it")
     return options
 
 
 def main() -> None:
-    start = time.monotonic()
-    options = parse()
-    modules = {name: load_figure(name) for name in options.figures}
-    runs = runs_of(list(modules.values()))
-    root = LIVE if options.live else RESULTS
-    options.seeds = options.seeds or ([new_seed(runs[0][0], options.profile)] if options.live else [0, 1, 2])
-    discard(runs, options, root)
     try:
-        failed = train_missing(runs, options, root)
+        reproduce(parse())
     except KeyboardInterrupt:
         raise SystemExit("\nInterrupted. The same command goes on from here.") from None
-    for name, module in modules.items():
+
+
+def reproduce(options: argparse.Namespace) -> None:
+    start = time.monotonic()
+    runs = runs_of(list(options.figures.values()))
+    root = LIVE if options.live else RESULTS
+    default = [new_seed(runs[0][0], options.profile)] if options.live else SEEDS[: 1 if options.profile == "smoke" else None]
+    options.seeds = options.seeds or list(default)
+    try:
+        check(runs, options)
+    except ValueError as error:
+        remedy = "Bring back what the committed runs were trained with." if options.live else "FRESH=1 trains these figures and seeds anew."
+        raise SystemExit(f"error: {error} Nothing was trained. {remedy}") from None
+    discard(runs, options, root)
+    failed = train_missing(runs, options, root)
+    for name, module in options.figures.items():
         try:
             print(save(module, name, options.profile, RESULTS, LIVE if options.live else None))
-        except FileNotFoundError as error:
+        except (FileNotFoundError, ValueError) as error:
             print(f"{name} is not drawn: {error}")
     print()
     print(verdicts({experiment for experiment, _ in runs}, options.profile, options.live))
