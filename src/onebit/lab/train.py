@@ -1,6 +1,6 @@
 """Train one task with one optimizer over real ranks, and record it.
 
-    python -m onebit.lab.train experiment=figure_04 profile=smoke optimizer=onebit_adam comm=gloo workers=3 seed=0
+    python -m onebit.lab.train experiment=figure_04 profile=smoke optimizer=onebit_adam comm=gloo workers=3 seed=1
 
 conf/config.yaml says what the options are; `--cfg job` prints their values. Exit code 0: the run finished, or it diverged
 and is recorded as such; 1: an error.
