@@ -116,6 +116,7 @@ def _gloo_rank(rank, size, fn, args, folder, collective_timeout):
             world_size=size,
             timeout=timedelta(seconds=collective_timeout),
         )
+        torch.distributed.barrier()  # a rank that has nothing to do must not leave while another is still connecting
         return fn(onebit.comm.TorchDistributed(), *args)
 
     sys.exit(_write_outcome(folder, rank, join_and_call) is not None)
