@@ -622,6 +622,17 @@ def test_what_cannot_work_is_refused_with_the_remedy():
         onebit.DistributedAdam([{"params": []}])
 
 
+def test_a_compiled_step_is_the_step():
+    plain, compiled = (make(Single(), warmup=4) for _ in range(2))
+    step_compiled = torch.compile(compiled.optimizer.step, backend="eager")
+    for t in range(8):
+        step(plain, t, 0)
+        for p, q in zip(plain.params, compiled.params):
+            q.grad = p.grad.clone()
+        step_compiled()
+        assert same(everything(plain), everything(compiled))
+
+
 def test_a_refused_group_leaves_nothing_behind():
     run = make(Single(), warmup=5)
     with pytest.raises(ValueError, match="lr must"):

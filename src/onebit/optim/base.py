@@ -61,6 +61,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._parts = []
         super().__init__(params, options | {"compress": True})
         self._build({})
+        self._uncompiled_step = torch.compiler.disable(self._step_with_all_ranks)  # what communicates cannot be compiled
 
     # ---- groups and state
 
@@ -122,6 +123,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Returns what `closure` returns, if it is given. Raises RuntimeError on all ranks at the first step if their parameters
         differ, and after MAX_CONSECUTIVE_SKIPS steps skipped in a row.
         """
+        return self._uncompiled_step(closure)
+
+    def _step_with_all_ranks(self, closure):
         check_may_step(self)
         loss = None
         if closure is not None:

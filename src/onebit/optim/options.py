@@ -117,12 +117,10 @@ def check_dense(params, names):
 
 
 def check_may_step(optimizer):
-    """Raise RuntimeError if step() is called by something that does not know of other ranks."""
+    """Raise RuntimeError if step() is called by a GradScaler, which does not know of other ranks."""
     if hasattr(optimizer, "found_inf"):  # set by torch's GradScaler
         raise RuntimeError(
             "torch.amp.GradScaler decides on each rank alone whether to skip a step, and the ranks would drift apart. Use bfloat16, which needs "
             "no scaler; or scale the loss yourself by one number on all ranks, divide the gradients by it, call step(), which skips on all ranks "
             "alike, and halve the number if optimizer.last_step_skipped"
         )
-    if torch.compiler.is_compiling():
-        raise RuntimeError("step() cannot be compiled, since it communicates: compile the model, and call step() outside")
