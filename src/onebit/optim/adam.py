@@ -1,4 +1,4 @@
-from ..allreduce import ExactAllreduce
+from ..allreduce import CompressedAllreduce, ExactAllreduce
 from ..kernels.torch_ops import total
 from .agreement import agree, describe_options, squared_norm
 from .base import DistributedOptimizer
@@ -65,7 +65,32 @@ class DistributedAdam(DistributedOptimizer):
             self._adam(part, g.mul_(factor))
         return True
 
-    def _agree(self, gradients, late=0):
+    def _compressed_step(self):
+        """One step in which the gradients of compressed groups are not averaged exactly; the ranks agree before anything is changed."""
+        gradients = self._collect()
+        factor, late = self._agree(gradients, self._count_late_gradients())
+        if factor is None:
+            return False
+        if late:
+            self._warn_of_late_gradients(late)
+        self._step += 1
+        for part, g in zip(self._parts, gradients):
+            g.mul_(factor)
+            if part is self._compressed:
+                self._compressed_adam(part, g)
+            else:
+                self._adam(part, self._exact_mean(part, g))
+        return True
+
+    def _count_late_gradients(self):
+        """Elements of this rank's gradients that belong to masked coordinates; nothing is masked unless a variance is frozen."""
+        return 0
+
+    def _make_allreduce(self, active=None):
+        part = self._compressed
+        self._allreduce = CompressedAllreduce(self.communicator, part.layout, part.worker_error, part.server_error, self.compressor, active)
+
+    def _agree(self, gradients, late):
         """Before local gradients are averaged or anything is changed: their common clipping factor, and `late` over all ranks.
 
         The factor is that of sqrt(mean_i ||g_i||^2), an upper bound of the norm of the mean gradient; None: skip the step. Raises

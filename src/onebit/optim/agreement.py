@@ -10,7 +10,7 @@ import torch
 
 from ..kernels.torch_ops import total
 from .flat import MOMENTS
-from .options import GROUP_OPTIONS
+from .options import GROUP_OPTIONS, has_sparse_gradient
 
 _MESSAGE = struct.Struct("<dII")  # 16 bytes: squared norm of the local gradients, late gradients, digest of the options
 _MOST = 2**32 - 1
@@ -79,7 +79,7 @@ def describe_parameters(groups, names, state):
     for group in groups:
         options = describe_options(group)
         for p in group["params"]:
-            sparse = ", a sparse gradient" if p.grad is not None and p.grad.layout != torch.strided else ""
+            sparse = ", a sparse gradient" if has_sparse_gradient(p) else ""
             moments = "".join(f", {name} {checksum(state[p][name]):08x}" for name in MOMENTS)
             yield (f"{next(names)}: shape {tuple(p.shape)}, {p.dtype}, requires_grad={p.requires_grad}, {options}{sparse}, "
                    f"checksum {checksum(p):08x}{moments}")

@@ -1,4 +1,3 @@
-from ..allreduce import CompressedAllreduce
 from ..compression import Sign
 from .adam import DistributedAdam
 from .options import check_compressor, describe_compressor
@@ -33,16 +32,10 @@ class NaiveOneBitAdam(DistributedAdam):
 
     def _build(self, values):
         super()._build(values)
-        part = self._compressed
-        self._allreduce = CompressedAllreduce(self.communicator, part.layout, part.worker_error, part.server_error, self.compressor)
+        self._make_allreduce()
 
     def _take_step(self):
-        gradients = self._collect()
-        factor, _ = self._agree(gradients)
-        if factor is None:
-            return False
-        self._step += 1
-        for part, g in zip(self._parts, gradients):
-            g.mul_(factor)
-            self._adam(part, self._allreduce.allreduce(g) if part is self._compressed else self._exact_mean(part, g))
-        return True
+        return self._compressed_step()
+
+    def _compressed_adam(self, part, g):
+        self._adam(part, self._allreduce.allreduce(g))

@@ -3,7 +3,6 @@ import warnings
 
 import torch
 
-from ..allreduce import CompressedAllreduce
 from ..compression import Sign
 from ..kernels.torch_ops import per_block, segment_sums, total
 from ..layout import ALIGNMENT
@@ -84,21 +83,6 @@ class OneBitAdam(DistributedAdam):
             self.warmup.observe(self.steps, norm)
         return taken
 
-    def _compressed_step(self):
-        gradients = self._collect()
-        factor, late = self._agree(gradients, self._count_late_gradients())
-        if factor is None:
-            return False
-        self._warn_of_late_gradients(late)
-        self._step += 1
-        for part, g in zip(self._parts, gradients):
-            g.mul_(factor)
-            if part is self._compressed:
-                self._compressed_adam(part, g)
-            else:
-                self._adam(part, self._exact_mean(part, g))
-        return True
-
     def _compressed_adam(self, part, g):
         for group, span in part.spans:
             beta1 = group["betas"][0]
@@ -137,7 +121,7 @@ class OneBitAdam(DistributedAdam):
             self._variance_is_corrected = True
         if self.variance_floor:
             self._raise_to_floor(part.variance, part.layout)
-        self._make_allreduce()
+        self._mask_and_compress()
         self._warn_of_small_variance()
 
     def _raise_to_floor(self, v, layout):
@@ -146,11 +130,12 @@ class OneBitAdam(DistributedAdam):
         floor = per_block((self.variance_floor * means).to(v.dtype), layout.lengths)
         v.copy_(torch.where(layout.real, torch.maximum(v.view(-1, ALIGNMENT), floor).flatten(), 0))
 
-    def _make_allreduce(self):
+    def _mask_and_compress(self):
+        """Where v = 0 nothing is sent: v does not change while it is frozen, so the mask follows from it."""
         part = self._compressed
         active = part.layout.real & (part.variance > 0)
         self._masked = (part.layout.real & ~active).nonzero().flatten()
-        self._allreduce = CompressedAllreduce(self.communicator, part.layout, part.worker_error, part.server_error, self.compressor, active)
+        self._make_allreduce(active)
 
     def _thaw(self):
         """m <- m + mean_i delta_i + delta_bar, by one exact all_reduce; no error is left."""
@@ -201,7 +186,7 @@ class OneBitAdam(DistributedAdam):
         return int(torch.count_nonzero(self._compressed.gradient[self._masked])) if len(self._masked) else 0
 
     def _warn_of_late_gradients(self, late):
-        if late and not self._warned_of_late_gradients:
+        if not self._warned_of_late_gradients:
             self._warned_of_late_gradients = True
             self._warn(f"{late} gradient elements, over all ranks, belong to coordinates that had none before the freeze: they are masked and do "
                        "not train. Call restart_warmup(steps), put them in a group with compress=False, or set variance_floor")
@@ -239,4 +224,4 @@ class OneBitAdam(DistributedAdam):
         if same_policy:
             self.warmup.load_state_dict(facts["warmup"])
         if facts.get("holds_errors"):
-            self._make_allreduce()
+            self._mask_and_compress()

@@ -109,10 +109,14 @@ def check_not_moved(params, device):
             raise RuntimeError(f"parameters moved from {device} to {p.device} after the optimizer was made: move the model first, then make it")
 
 
+def has_sparse_gradient(p):
+    return p.grad is not None and p.grad.layout != torch.strided
+
+
 def check_dense(params, names):
     """Raise ValueError if a gradient is sparse."""
     for p, name in zip(params, names):
-        if p.grad is not None and p.grad.layout != torch.strided:
+        if has_sparse_gradient(p):
             raise ValueError(f"the gradient of {name} is sparse, which cannot be compressed: use sparse=False in its nn.Embedding")
 
 

@@ -61,7 +61,7 @@ class BertPretraining:
 
     def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, torch.Tensor]:
         """`size` examples of `length` tokens: this worker's part of a step's batch."""
-        random = np.random.default_rng([seed, step, rank, 0])
+        random = np.random.default_rng([seed, step, rank])
         special = self.corpus.special
         inputs = np.full((size, length), special[PAD], np.int64)
         is_b = np.zeros((size, length), np.int64)
