@@ -21,7 +21,7 @@ figure = $(shell echo $(1) | awk '{ printf /^[0-9]+$$/ ? "figure_%02d" : "figure
 seeds = $(if $(SEEDS),--seeds $(SEEDS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test reproduce claims lint lock clean FORCE
+.PHONY: help setup test reproduce claims kernel-speed step-cost overlap lint lock clean FORCE
 
 help: ## List the targets
 	@sed -n 's/^\([a-z%-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | sed 's/%/N/' | awk -F '\t' '{ printf "  make %-22s %s\n", $$1, $$2 }'
@@ -51,6 +51,18 @@ plan-figure-%: setup FORCE ## Print what figure N trains at PROFILE: model, data
 
 claims: setup ## Judge every claim from the committed CSV: results/CLAIMS.md and the table in README.md
 	$(RUN) -m onebit.lab.judge
+
+kernel-speed: setup ## Redraw the kernels' speed against the memory's bandwidth from the committed CSV, and the table of its bars
+	$(RUN) experiments/kernel_speed.py
+
+step-cost: setup ## Redraw what a whole optimizer step costs against all_reduce and fused Adam, and the table of its bars
+	$(RUN) experiments/step_cost.py
+
+overlap: setup ## Redraw how much of the exchange backward hides on slow links
+	$(RUN) experiments/overlap.py
+
+measure-%: setup FORCE ## Measure N = kernel-speed, step-cost or overlap anew on this machine (5 to 15 minutes; leave it alone), then draw
+	$(RUN) experiments/$(subst -,_,$*).py --measure $(ARGS)
 
 lint: setup ## Check the style with ruff
 	$(RUN) -m ruff check

@@ -15,8 +15,7 @@ ODD_SHAPES = [(1,), (2,), (7,), (8,), (9, 7), (64,), (65,), (0,), (), (1000,)]
 
 def make(communicator, shapes, dtype=torch.float64, compressor=Sign, active=None):
     layout = Layout(shapes, communicator.size)
-    errors = torch.zeros(layout.size, dtype=dtype), torch.zeros(layout.chunk, dtype=dtype)
-    return layout, CompressedAllreduce(communicator, layout, *errors, compressor, active)
+    return layout, CompressedAllreduce(communicator, layout, dtype, compressor, active)
 
 
 def flatten(layout, tensors, dtype):
@@ -34,7 +33,7 @@ def rounds(communicator, shapes, count, dtype=torch.float64, compressor=Sign, ac
     for _ in range(count):
         z = flatten(layout, [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes], dtype)
         output = compressed.allreduce(z)
-        total_in += torch.where(compressed.active, z, 0)
+        total_in += torch.where(compressed.partition.active, z, 0)
         total_out += output
     return total_in, total_out, compressed.worker_error, compressed.server_error, output
 
@@ -170,18 +169,19 @@ def test_packed_signs_are_numpys_little_endian_bits(n):
 
 
 def test_sums_do_not_depend_on_the_number_of_threads():
-    x = torch.randn(ALIGNMENT * 5000, generator=torch.Generator().manual_seed(0))
-    lengths = torch.tensor([ALIGNMENT * 1234, 0, ALIGNMENT * 3766])
+    layout = Layout([(ALIGNMENT * 1234,), (0,), (ALIGNMENT * 3766 - 5,)], 3)
+    partition = layout.worker_partition()
+    x = torch.randn(layout.size, generator=torch.Generator().manual_seed(0))
     before = torch.get_num_threads()
     try:
         sums = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            sums.append(torch_ops.segment_sums(x, lengths))
+            sums.append(torch_ops.group_sums(partition, torch_ops.block_sums(partition, x, square=False)))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*sums) and sums[0][1] == 0
-    expected = torch.stack([part.double().sum() for part in x.split(lengths.tolist())])
-    torch.testing.assert_close(sums[0], expected, rtol=1e-13, atol=1e-10)
-    squares = torch.stack([part.double().square().sum() for part in x.split(lengths.tolist())])
-    torch.testing.assert_close(torch_ops.segment_sums(x, lengths, square=True), squares, rtol=1e-13, atol=0)
+    parts = x.double().split(layout.lengths.tolist())
+    torch.testing.assert_close(sums[0], torch.stack([part.sum() for part in parts]), rtol=1e-12, atol=1e-10)
+    squares = torch_ops.group_sums(partition, torch_ops.block_sums(partition, x))
+    torch.testing.assert_close(squares, torch.stack([part.square().sum() for part in parts]), rtol=1e-12, atol=0)

@@ -122,12 +122,17 @@ def test_dependencies_point_one_way(path):
     assert imported - {own} <= MAY_IMPORT[own]
 
 
+# the compiled kernels, which are imported on demand only
+ON_DEMAND = {"cpu": {"numba"}, "cpu_loops": {"numba", "llvmlite"}, "cuda": {"cupy"}}
+
+
 @pytest.mark.parametrize("path", sorted(p for p in PACKAGE.rglob("*.py") if "lab" not in p.parts), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_library_imports_only_torch_and_numpy_when_it_is_imported(path):
     tree = ast.parse(path.read_text())
     at_import = {name.split(".")[0] for node in tree.body if isinstance(node, ast.Import) for name in (a.name for a in node.names)}
     at_import |= {node.module.split(".")[0] for node in tree.body if isinstance(node, ast.ImportFrom) and not node.level}
-    assert at_import <= {"torch", "numpy", "onebit"} | set(sys.stdlib_module_names)
+    extra = ON_DEMAND.get(path.stem, set()) if path.parent.name == "kernels" else set()
+    assert at_import <= {"torch", "numpy", "onebit"} | extra | set(sys.stdlib_module_names)
 
 
 def test_lab_imports_only_what_its_extra_brings():

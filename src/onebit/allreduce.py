@@ -3,7 +3,7 @@
 import torch
 
 from .compression import Sign
-from .kernels.torch_ops import mean_in_rank_order
+from .kernels.torch_ops import Terms
 
 
 class ExactAllreduce:
@@ -32,36 +32,67 @@ class CompressedAllreduce:
     over any number of calls, sum of outputs = sum of mean inputs + errors at the start - errors at the end, where "errors" is
     mean_i delta_i + delta_bar.
 
+    `allreduce` is `compress`, `exchange`, `commit` and `decode` in a row; whoever can use the payload as it is calls them one by one.
+
     Args:
         communicator: see `onebit.comm`.
         layout: `onebit.layout.Layout` of the vector.
+        dtype: float32 or float64, of the vector.
         compressor: class or callable (partition, dtype) -> Compressor.
         active: bool [layout.size], which elements take part; None: all but padding. The others are averaged to 0.
-        worker_error: float [layout.size], delta_i of this rank.
-        server_error: float [layout.chunk], the part of delta_bar that this rank serves.
+        in_place: False: a round that is not committed leaves the errors as they were; costs memory for both once more.
     """
 
-    def __init__(self, communicator, layout, worker_error, server_error, compressor=Sign, active=None):
+    def __init__(self, communicator, layout, dtype=torch.float32, compressor=Sign, active=None, in_place=True):
         self.communicator = communicator
         self.layout = layout
-        self.worker_error = worker_error
-        self.server_error = server_error
-        self.active = layout.real if active is None else active
-        self.worker = compressor(layout.worker_partition(self.active), worker_error.dtype)
-        self.server = compressor(layout.server_partition(communicator.rank, self.active), worker_error.dtype)
+        self.compressor = compressor(layout.worker_partition(active), dtype)
+        self.partition = self.compressor.partition
+        self._worker = self.compressor.with_feedback(in_place)
+        self._server = compressor(layout.server_partition(communicator.rank, self.partition), dtype).with_feedback(in_place)
+
+    @property
+    def worker_error(self):
+        """delta_i of this rank, float [layout.size]. Computed on demand; may be assigned."""
+        return self._worker.error
+
+    @worker_error.setter
+    def worker_error(self, value):
+        self._worker.error = value
+
+    @property
+    def server_error(self):
+        """The part of delta_bar that this rank serves, float [layout.chunk]. Computed on demand; may be assigned."""
+        return self._server.error
+
+    @server_error.setter
+    def server_error(self, value):
+        self._server.error = value
 
     def allreduce(self, z):
         """float [layout.size] -> its compressed mean, a new vector, the same bits on every rank."""
-        compensated = torch.where(self.active, z + self.worker_error, 0)
-        payload = self.worker.compress(compensated)                                      # line 7
-        torch.sub(compensated, self.worker.decompress(payload), out=self.worker_error)
+        gathered = self.exchange(self.compress(Terms(self.layout.views(z), [1.0] * len(self.layout.shapes))))
+        self.commit()
+        return self.decode(gathered)
+
+    def compress(self, terms):
+        """Line 7: z_i, given as `Terms`, compressed: uint8 [W, row_bytes], row j for rank j."""
+        return self._worker.compress(terms)
+
+    def exchange(self, payload):
+        """Lines 8 to 11: the compressed mean z_bar, uint8 [W, row_bytes], the same on every rank."""
         received = self.communicator.all_to_all(payload)                                 # line 8
-        chunks = self.server.decompress(received[:, None])
-        average = mean_in_rank_order(chunks) + self.server_error                         # line 9
-        payload = self.server.compress(average)                                          # line 10
-        torch.sub(average, self.server.decompress(payload), out=self.server_error)
-        gathered = self.communicator.all_gather(payload[0])                              # line 11
-        return self.worker.decompress(gathered)
+        payload = self._server.average(received)                                         # lines 9 and 10
+        return self.communicator.all_gather(payload[0])                                  # line 11
+
+    def commit(self):
+        """The errors of the last round become the errors that the next one adds."""
+        self._worker.commit()
+        self._server.commit()
+
+    def decode(self, gathered):
+        """What `exchange` returned -> z_bar, float [layout.size]."""
+        return self.compressor.decompress(gathered)
 
     def total_error(self):
         """mean_i delta_i + delta_bar, float [layout.size], by one exact all_reduce."""

@@ -4,37 +4,85 @@
     |######..|####################.|###|......|
     |<-- chunk of rank 0 -->|<-- chunk of rank 1 -->|   equal chunks; rank j averages ("serves") chunk j
     |-piece--|----piece-----|-piece|---|------|         a piece is the part of one tensor inside one chunk
+    |.|.|.|..|.|.|.|.|.|.|..|.|.|..|.|.|.|.|..|         kernels work on blocks of at most BLOCK elements of one piece
 """
 
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import accumulate
 from math import prod
 
 import torch
 
-ALIGNMENT = 64  # elements; 8 bytes of signs
+ALIGNMENT = 64  # elements; 8 bytes of bits
+BLOCK = 64 * ALIGNMENT  # elements; 16 KB of float32, which a core's first cache holds twice
+
+
+class Column(IntEnum):
+    """Columns of a partition's table of blocks."""
+
+    START = 0  # the block's first element in the vector
+    LENGTH = 1  # its elements, a multiple of ALIGNMENT
+    REAL = 2  # those that are not padding; they come first
+    GROUP = 3  # whose scale and sum it belongs to; of a worker's partition, the tensor
+    OFFSET = 4  # its first element in the group
+    PIECE = 5  # its piece, counted row by row in the table of pieces
+    FULL = 6  # 1 if every element is active
 
 
 def round_up(n, multiple):
     return -(-n // multiple) * multiple
 
 
+def pack_bits(flags):
+    """bool [n] -> uint8 [n / 8], little-endian: element 8 i + j is bit j of byte i."""
+    return (flags.view(-1, 8) << torch.arange(8, device=flags.device)).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits(bits):
+    """uint8 [n / 8] -> bool [n]."""
+    return (bits[:, None] >> torch.arange(8, device=bits.device) & 1).flatten().bool()
+
+
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """How a compressor cuts a flat vector of n elements.
+    """How a compressor cuts a flat vector of n elements. All tensors on the vector's device.
 
     Attributes:
         lengths: int64 [groups], elements in each group; consecutive groups cover the vector, each has its own scale.
-        active: bool [n], False where an element takes no part: padding, and coordinates without variance.
+        counts: float64 [groups], active elements in each group, at least 1.
         piece_lengths: int64 [rows, pieces]; the vector is `rows` messages of equal length, row r consists of these pieces
             (shorter lists end in pieces of length 0).
         piece_groups: int64 [rows, pieces], the group that each piece belongs to.
+        mask: uint8 [n / 8], a bit for each element: 0 where it takes no part: padding, and coordinates without variance.
+        blocks: int64 [blocks, len(Column)], in the vector's order.
     """
 
     lengths: torch.Tensor
-    active: torch.Tensor
+    counts: torch.Tensor
     piece_lengths: torch.Tensor
     piece_groups: torch.Tensor
+    mask: torch.Tensor
+    blocks: torch.Tensor
+
+    @property
+    def active(self):
+        """bool [n], the mask unpacked."""
+        return unpack_bits(self.mask)
+
+    @property
+    def size(self):
+        """n."""
+        return 8 * len(self.mask)
+
+    @property
+    def row_elements(self):
+        """Elements of the vector that one row carries."""
+        return self.size // len(self.piece_lengths)
+
+    def zeros(self, dtype):
+        """A vector of zeros, [n]."""
+        return torch.zeros(self.size, dtype=dtype, device=self.mask.device)
 
 
 class Layout:
@@ -48,7 +96,7 @@ class Layout:
     Attributes:
         chunk: elements that one rank serves, a multiple of ALIGNMENT.
         size: W * chunk, the length of the flat vector; tensors end at `used`, the rest is the tail.
-        real: bool [size], False on padding.
+        lengths: int64 [tensors + 1], elements of each tensor with its padding; last the tail, a group without real elements.
     """
 
     def __init__(self, shapes, ranks, device="cpu"):
@@ -60,10 +108,15 @@ class Layout:
         self.chunk = max(round_up(-(-self.used // ranks), ALIGNMENT), ALIGNMENT)
         self.size = ranks * self.chunk
         self.device = torch.device(device)
-        self.lengths = torch.tensor(lengths + [self.size - self.used], device=device)  # the tail is a group without real elements
-        self.real = torch.zeros(self.size, dtype=torch.bool, device=device)
-        for start, numel in zip(self.starts, self.numels):
-            self.real[start : start + numel] = True
+        self.lengths = torch.tensor(lengths + [self.size - self.used], device=device)
+
+    @property
+    def real(self):
+        """bool [size], False on padding."""
+        real = torch.zeros(self.size, dtype=torch.bool, device=self.device)
+        for view in self.views(real):
+            view.fill_(True)
+        return real
 
     def views(self, flat):
         """The tensors inside `flat` [size], as views in their own shapes."""
@@ -78,16 +131,24 @@ class Layout:
         """The slice of the flat vector that `rank` serves."""
         return slice(rank * self.chunk, (rank + 1) * self.chunk)
 
-    def worker_partition(self, active):
-        """One scale per tensor; row j is what travels to rank j."""
-        pieces = self._pieces()
-        return Partition(self.lengths, active, self._table(pieces, 1), self._table(pieces, 0))
+    def worker_partition(self, active=None):
+        """One scale per tensor; row j is what travels to rank j. `active`: bool [size]; None: all but padding."""
+        pieces, blocks = self._pieces(), self._blocks()
+        mask = pack_bits(self.real if active is None else active)
+        return _partition(self.lengths, self._table(pieces, 1), self._table(pieces, 0), mask, blocks)
 
-    def server_partition(self, rank, active):
-        """One scale per piece of the chunk that `rank` serves; one row."""
-        lengths = self._table(self._pieces(), 1)[rank : rank + 1]
+    def server_partition(self, rank, worker):
+        """One scale per piece of the chunk that `rank` serves; one row. `worker`: the worker's partition."""
+        lengths = worker.piece_lengths[rank : rank + 1]
         groups = torch.arange(lengths.shape[1], device=self.device)[None]
-        return Partition(lengths[0], active[self.chunk_of(rank)], lengths, groups)
+        chunk = self.chunk_of(rank)
+        start = worker.blocks[:, Column.START]
+        blocks = worker.blocks[(start >= chunk.start) & (start < chunk.stop)]
+        blocks[:, Column.START] -= chunk.start
+        blocks[:, Column.PIECE] -= rank * lengths.shape[1]
+        blocks[:, Column.GROUP] = blocks[:, Column.PIECE]
+        blocks[:, Column.OFFSET] = blocks[:, Column.START] - (lengths[0].cumsum(0) - lengths[0])[blocks[:, Column.GROUP]]
+        return _partition(lengths[0], lengths, groups, worker.mask[chunk.start // 8 : chunk.stop // 8], blocks)
 
     def _pieces(self):
         """For each chunk its pieces: (tensor, elements)."""
@@ -107,3 +168,28 @@ class Layout:
         rows = [[piece[column] for piece in row] + [0] * (width - len(row)) for row in pieces]
         return torch.tensor(rows, device=self.device)
 
+    def _blocks(self):
+        """The table of blocks, without FULL, which the mask decides."""
+        pieces = self._pieces()
+        width = max(len(row) for row in pieces)
+        starts, numels = [*self.starts, self.used], [*self.numels, 0]
+        rows, position = [], 0
+        for rank, row in enumerate(pieces):
+            for i, (tensor, length) in enumerate(row):
+                for start in range(position, position + length, BLOCK):
+                    block = min(BLOCK, position + length - start)
+                    offset = start - starts[tensor]
+                    rows.append((start, block, min(max(numels[tensor] - offset, 0), block), tensor, offset, rank * width + i, 0))
+                position += length
+        return torch.tensor(rows, device=self.device)
+
+
+def _partition(lengths, piece_lengths, piece_groups, mask, blocks):
+    """A Partition, with what follows from its mask."""
+    active = torch.zeros(len(blocks), dtype=torch.int64, device=mask.device)
+    per_byte = torch.tensor([i.bit_count() for i in range(256)], device=mask.device)[mask.int()]
+    which = torch.arange(len(blocks), device=mask.device).repeat_interleave(blocks[:, Column.LENGTH] // 8)
+    active.index_add_(0, which, per_byte)
+    blocks[:, Column.FULL] = active == blocks[:, Column.LENGTH]
+    counts = torch.zeros(len(lengths), dtype=torch.float64, device=mask.device).index_add_(0, blocks[:, Column.GROUP], active.double())
+    return Partition(lengths, counts.clamp(min=1), piece_lengths, piece_groups, mask, blocks)

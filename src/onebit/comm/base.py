@@ -27,7 +27,7 @@ class Communicator(ABC):
     enter ends in a RuntimeError after the backend's time-out.
 
     A backend fills in `_all_to_all`, `_all_gather` and `_all_reduce`, with tensors that are contiguous, not
-    empty and on `device`, and returns tensors that nobody else holds.
+    empty and on `device`, and returns tensors that nobody else holds; and `duplicate`.
     """
 
     def __init__(self, rank: int, size: int, device: torch.device | None = None, ordered: bool = True):
@@ -81,15 +81,20 @@ class Communicator(ABC):
         mean = self._ordered_mean if self.ordered else self._library_mean
         return mean(self._staged(x.detach()), wire_dtype or x.dtype).to(x.device)
 
+    @abstractmethod
+    def duplicate(self) -> "Communicator":
+        """A communicator of the same ranks whose collectives never meet this one's. All ranks must call it."""
+
     def _ordered_mean(self, x: Tensor, wire_dtype: torch.dtype) -> Tensor:
-        chunk = -(-x.numel() // self.size)
-        padded = x.new_zeros(self.size * chunk, dtype=wire_dtype)
-        padded[: x.numel()] = x.flatten()
-        terms = self.all_to_all(padded.view(self.size, chunk).view(torch.uint8)).view(wire_dtype)
+        sent = x.flatten().to(wire_dtype)
+        padding = -len(sent) % self.size
+        if padding:
+            sent = torch.cat([sent, sent.new_zeros(padding)])
+        terms = self.all_to_all(sent.view(self.size, -1).view(torch.uint8)).view(wire_dtype)
         total = terms[0].to(torch.float64 if x.dtype == torch.float64 else torch.float32)
         for term in terms[1:]:
             total += term
-        mean = (total / self.size).to(wire_dtype)
+        mean = total.div_(self.size).to(wire_dtype)
         gathered = self.all_gather(mean.view(torch.uint8)).view(wire_dtype)
         return gathered.flatten()[: x.numel()].view(x.shape).to(x.dtype)
 
@@ -125,6 +130,9 @@ class Single(Communicator):
 
     def __init__(self):
         super().__init__(rank=0, size=1)
+
+    def duplicate(self) -> "Single":
+        return Single()
 
     def _all_to_all(self, x: Tensor) -> Tensor:
         raise AssertionError("one rank has nobody to send to")

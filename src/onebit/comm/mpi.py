@@ -42,6 +42,14 @@ class Mpi(Communicator):
         self.comm, request = comm.Idup()
         self._wait(request, "the duplication of the communicator")
 
+    def duplicate(self) -> "Mpi":
+        """For use in another thread, which MPI must allow."""
+        MPI = _mpi4py()
+        if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+            raise RuntimeError("MPI was initialised for a single thread, and overlap=True communicates from another one. Let mpi4py initialise MPI, "
+                               "which asks for threads, or set overlap=False.")
+        return Mpi(self.comm, self.device.type == "cuda", ordered=self.ordered, timeout=self.timeout)
+
     def _all_to_all(self, x: Tensor) -> Tensor:
         result = torch.empty_like(x)
         self._wait(self.comm.Ialltoall(self._buffer(x), self._buffer(result)), "all_to_all")

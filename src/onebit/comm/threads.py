@@ -18,6 +18,20 @@ class _Meeting:
         self.timeout = timeout
         self.slots: list[tuple[str, Tensor]] = [("no collective", torch.empty(0))] * size
         self.barrier = threading.Barrier(size)
+        self.duplicates: dict[int, _Meeting] = {}
+
+    def duplicate(self, number: int) -> "_Meeting":
+        """The meeting of the ranks' `number`th duplicates."""
+        meeting = self.duplicates.setdefault(number, _Meeting(len(self.slots), self.timeout))  # one operation, so that all ranks get one
+        if self.barrier.broken:
+            meeting.abort()
+        return meeting
+
+    def abort(self) -> None:
+        """Release whoever waits, here or in a duplicate, now and later."""
+        self.barrier.abort()
+        for duplicate in self.duplicates.values():
+            duplicate.abort()
 
     def exchange(self, rank: int, name: str, x: Tensor, read: Callable, timeout: float | None) -> Any:
         """read(the tensors of all ranks, in rank order), once every rank is in the collective `name`."""
@@ -50,6 +64,11 @@ class Threads(Communicator):
     def __init__(self, rank: int, size: int, meeting: _Meeting):
         super().__init__(rank, size)
         self._meeting = meeting
+        self._duplicates = 0
+
+    def duplicate(self) -> "Threads":
+        self._duplicates += 1
+        return Threads(self.rank, self.size, self._meeting.duplicate(self._duplicates))
 
     def _all_to_all(self, x: Tensor) -> Tensor:
         return self._exchange("all_to_all", x, lambda tensors: torch.stack([t[self.rank] for t in tensors]))
@@ -86,14 +105,14 @@ def run_threads(size: int, fn: Callable[[Communicator], Any], timeout: float = 6
         except BaseException as error:  # whatever ends a rank must end the others
             error.add_note(f"raised by rank {rank} of {size} threads")
             outcomes.put((rank, None, error))
-            meeting.barrier.abort()
+            meeting.abort()
 
     for rank in range(size):
         threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True).start()
     try:
         return _collected(size, outcomes, timeout)
     finally:
-        meeting.barrier.abort()  # on Ctrl-C too
+        meeting.abort()  # on Ctrl-C too
 
 
 def _collected(size: int, outcomes: queue.SimpleQueue, timeout: float) -> list:

@@ -41,6 +41,13 @@ class TorchDistributed(Communicator):
             ordered = device is None or device.type == "cpu"
         super().__init__(rank, dist.get_world_size(self.group), device, ordered)
 
+    def duplicate(self) -> "TorchDistributed":
+        """On a new process group with the same ranks, backends and time-out."""
+        ranks = dist.get_process_group_ranks(self.group)
+        backends = str(dist.get_backend_config(self.group))
+        timeout = self.group._get_backend(self.device or torch.device("cpu")).options._timeout
+        return TorchDistributed(dist.new_group(ranks, timeout, backends, use_local_synchronization=True), self.ordered)
+
     def _all_to_all(self, x: Tensor) -> Tensor:
         result = torch.empty_like(x)
         with self._explained("all_to_all"):

@@ -1,5 +1,6 @@
 import torch
 
+from .. import kernels
 from ..kernels import torch_ops
 from .base import Compressor
 
@@ -13,18 +14,64 @@ class Sign(Compressor):
 
     def __init__(self, partition, dtype):
         super().__init__(partition, dtype)
-        self.counts = torch_ops.segment_sums(partition.active, partition.lengths).clamp(min=1)
-        self.bit_bytes = int(partition.piece_lengths[0].sum()) // 8
-        self.row_bytes = self.bit_bytes + partition.piece_lengths.shape[1] * dtype.itemsize
+        self.kernels = kernels.for_device(partition.mask.device.type)
+        self.row_bytes = partition.row_elements // 8 + partition.piece_lengths.shape[1] * dtype.itemsize
 
     def compress(self, x, generator=None):
-        squares = torch_ops.segment_sums(x, self.partition.lengths, square=True)
-        scales = (squares / self.counts).sqrt().to(self.dtype)
-        bits = torch_ops.pack_signs(x).view(-1, self.bit_bytes)
-        return torch.cat([bits, scales[self.partition.piece_groups].view(torch.uint8)], dim=1)
+        scales = torch_ops.root_mean_squares(self.partition, torch_ops.block_sums(self.partition, x)).to(self.dtype)
+        return torch_ops.join_payload(self.partition, torch_ops.pack_signs(x), scales)
 
     def decompress(self, payload):
-        bits = payload[..., : self.bit_bytes].flatten(-2)
-        scales = payload[..., self.bit_bytes :].clone(memory_format=torch.contiguous_format).view(self.dtype).flatten(-2)
-        x = torch_ops.scaled_signs(bits, scales, self.partition.piece_lengths.flatten())
-        return torch.where(self.partition.active, x, 0)
+        return torch_ops.decode(self.partition, payload, self.dtype)
+
+    def adam_update(self, parameters, variance, payload, decays, steps, epss):
+        self.kernels.update(self.partition, parameters, variance, payload, decays, steps, epss)
+
+    def with_feedback(self, in_place=True):
+        return SignFeedback(self, in_place)
+
+
+class SignFeedback:
+    """`ErrorFeedback` of `Sign` in one pass over the memory, by the kernels of the vector's device.
+
+    The error is kept as the compensated vector c = z + e and the scales that were sent: e = c - scale * sign(c). Signs do not depend
+    on the scale, so one pass does what takes two if e itself is kept, and the bits are the same.
+    """
+
+    def __init__(self, compressor, in_place):
+        self.compressor = compressor
+        self._in_place = in_place
+        self._compensated = self._spare = None  # T [n] each; None: all zero, respectively not there yet
+        self._scales = self._next_scales = torch.zeros(len(compressor.partition.lengths), dtype=compressor.dtype,
+                                                       device=compressor.partition.mask.device)
+
+    @property
+    def error(self):
+        if self._compensated is None:
+            return self.compressor.partition.zeros(self.compressor.dtype)
+        lengths = self.compressor.partition.lengths
+        sent = torch_ops.scaled_signs(torch_ops.pack_signs(self._compensated), self._scales, lengths)
+        return torch.where(self.compressor.partition.active, self._compensated - sent, 0)
+
+    @error.setter
+    def error(self, value):
+        self._compensated, self._spare = value.clone(), None
+        self._scales = torch.zeros_like(self._scales)
+
+    def compress(self, terms):
+        return self._round(self.compressor.kernels.compress, terms)
+
+    def average(self, received):
+        return self._round(self.compressor.kernels.average, received)
+
+    def commit(self):
+        self._compensated, self._spare = self._spare, self._compensated
+        self._scales = self._next_scales
+
+    def _round(self, kernel, z):
+        if self._compensated is None:
+            self._compensated = self.compressor.partition.zeros(self.compressor.dtype)
+        if self._spare is None:
+            self._spare = self._compensated if self._in_place else torch.empty_like(self._compensated)
+        payload, self._next_scales = kernel(self.compressor.partition, z, self._compensated, self._scales, self._spare)
+        return payload

@@ -1,17 +1,42 @@
-"""The kernels' definition in plain torch, on any device. Bits are little-endian: element 8 i + j is bit j of byte i.
+"""The kernels' definition in plain torch, on any device. The compiled ones give the same bits.
 
-Sums add in one fixed order, so that they do not depend on the number of threads or the processor: a tree over ALIGNMENT
-elements, then the partial sums of a segment one after another, all in float64.
+A vector's elements are float32 or float64, called T here; numbers given as Python floats are rounded to T before use, and no
+product is fused with a sum. `partition` is an `onebit.layout.Partition`; a payload is what `Sign` sends: rows of bits, element
+8 i + j being bit j of byte i, then one scale for each piece of the row.
+
+Sums add squares in float64 in one order, which depends on neither threads nor processor: in a block of BLOCK elements, lane j adds
+elements j, j + ALIGNMENT, j + 2 ALIGNMENT, ... one after another; the lanes are added left half to right half until one is left;
+a group's blocks are added one after another.
 """
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
 
-from ..layout import ALIGNMENT
+from ..layout import ALIGNMENT, Column
 
 _GATHER_BITS = 0x0102040810204080  # times 8 bytes of 0 or 1: their bits, first byte lowest, in the product's top byte
 _SIGNS = ((torch.arange(256)[:, None] >> torch.arange(8)) & 1).to(torch.int8) * 2 - 1  # [256, 8]: a byte's 8 signs
 
-_BLOCKS_IN_CACHE = 2048  # 1 MB of float64
+
+class Terms(NamedTuple):
+    """What is compressed: z = beta * momentum + weight * g, each tensor with its own numbers.
+
+    Attributes:
+        gradients: for each tensor g, of any floating dtype and strides, or None, which counts as zero.
+        weights: for each tensor a float.
+        momentum: payload uint8 [rows, row_bytes], or None: no such term.
+        betas: for each tensor a float; unused without momentum.
+    """
+
+    gradients: list
+    weights: list
+    momentum: torch.Tensor | None = None
+    betas: list = ()
+
+
+# ---- bits and scales
 
 
 def pack_signs(x):
@@ -28,37 +53,181 @@ def scaled_signs(bits, scales, lengths):
 
 
 def per_block(values, lengths):
-    """One value per segment, [..., segments], for each block of ALIGNMENT elements: [..., n / ALIGNMENT, 1]."""
+    """One value per segment, [..., segments], for each ALIGNMENT elements: [..., n / ALIGNMENT, 1]."""
     return values.repeat_interleave(lengths // ALIGNMENT, dim=-1)[..., None]
 
 
-def segment_sums(x, lengths, square=False):
-    """Sums of the consecutive segments of x [n], or of its squares; `lengths` are multiples of ALIGNMENT. float64 [segments]."""
-    blocks = x.view(-1, ALIGNMENT)
-    parts = blocks.split(_BLOCKS_IN_CACHE) if x.device.type == "cpu" else [blocks]
-    sums = torch.cat([_block_sums(part, square) for part in parts])
-    return torch.segment_reduce(sums, "sum", lengths=lengths // ALIGNMENT)
+def split_payload(partition, payload, dtype):
+    """uint8 [..., rows, row_bytes] -> bits uint8 [..., n / 8], scales [..., pieces of all rows]."""
+    bit_bytes = partition.row_elements // 8
+    scales = payload[..., bit_bytes:].clone(memory_format=torch.contiguous_format).view(dtype)
+    return payload[..., :bit_bytes].flatten(-2), scales.flatten(-2)
 
 
-def _block_sums(blocks, square):
-    """[b, ALIGNMENT] -> float64 [b]: left half + right half, until one is left."""
-    sums = blocks.to(torch.float64)
-    if square:
-        sums = sums * sums
+def join_payload(partition, bits, scales):
+    """bits uint8 [n / 8], scales [groups] -> payload uint8 [rows, row_bytes]."""
+    rows = len(partition.piece_lengths)
+    return torch.cat([bits.view(rows, -1), scales[partition.piece_groups].view(torch.uint8)], dim=1)
+
+
+def decode(partition, payload, dtype, factors=None):
+    """payload -> its vector, T [n]: +scale or -scale, 0 where not active; a group's scales times its factor, if given."""
+    bits, scales = split_payload(partition, payload, dtype)
+    if factors is not None:
+        scales = scales * _tensor(factors, scales)[partition.piece_groups.flatten()]
+    return torch.where(partition.active, scaled_signs(bits, scales, partition.piece_lengths.flatten()), 0)
+
+
+def combine(partition, terms, dtype, decode):
+    """`terms` as a vector, T [n], 0 on padding; `decode`: payload -> T [n]."""
+    z = partition.zeros(dtype)
+    momentum = None if terms.momentum is None else decode(terms.momentum)
+    for i, (g, at) in enumerate(zip(terms.gradients, _slices(partition, terms.gradients))):
+        if momentum is not None:
+            z[at] = momentum[at] * terms.betas[i]
+        if g is not None:
+            z[at] += (g.to(dtype) * terms.weights[i]).flatten()
+    return z
+
+
+# ---- sums
+
+
+def block_sums(partition, x, square=True):
+    """The sum of squares of each block of x [n], or of x itself, float64 [blocks]."""
+    rows = x.view(-1, ALIGNMENT)
+    first, count = partition.blocks[:, Column.START] // ALIGNMENT, partition.blocks[:, Column.LENGTH] // ALIGNMENT
+    sums = torch.zeros(len(first), ALIGNMENT, dtype=torch.float64, device=x.device)
+    for i in range(int(count.max())):
+        longer = (count > i).nonzero().flatten()
+        row = rows[first[longer] + i].double()
+        sums[longer] += row * row if square else row
     while sums.shape[1] > 1:
         half = sums.shape[1] // 2
         sums = sums[:, :half] + sums[:, half:]
     return sums[:, 0]
 
 
-def total(x, square=False):
-    """The sum of x [n] or of its squares, n a multiple of ALIGNMENT, as a Python float."""
-    return float(segment_sums(x, torch.tensor([len(x)], device=x.device), square))
+def group_sums(partition, sums):
+    """float64 [blocks] -> float64 [groups]. On the CPU, since a GPU would not add in order."""
+    blocks_of = torch.bincount(partition.blocks[:, Column.GROUP].cpu(), minlength=len(partition.lengths))
+    return torch.segment_reduce(sums.cpu(), "sum", lengths=blocks_of).to(sums.device)
 
 
-def mean_in_rank_order(rows):
-    """[W, n] -> [n]: (row 0 + row 1 + ...) / W, in this order on every device."""
-    total = rows[0].clone()
-    for row in rows[1:]:
-        total += row
-    return total / len(rows)
+def root_mean_squares(partition, sums):
+    """float64 [blocks] -> float64 [groups], sqrt(sum / active elements)."""
+    return square_root(group_sums(partition, sums) / partition.counts)
+
+
+def square_root(x):
+    """Rounded as IEEE 754 wants it, which torch's own is not on every CPU."""
+    return torch.from_numpy(np.sqrt(x.numpy())) if x.device.type == "cpu" else x.sqrt()
+
+
+# ---- the kernels
+
+
+def measure(partition, gradients):
+    """The squared norm of the tensors `gradients`, masked elements included, and how many masked elements are not zero.
+
+    The groups' sums are added one after another. float64 [2], on the partition's device.
+    """
+    g = combine(partition, Terms(gradients, [1.0] * len(gradients)), dtype_of(gradients), None)
+    late = torch.count_nonzero(torch.where(partition.active, 0, g))
+    sums = group_sums(partition, block_sums(partition, g)).cpu()
+    square = torch.segment_reduce(sums, "sum", lengths=torch.tensor([len(sums)]))[0]
+    return torch.stack([square.to(late.device), late.double()])
+
+
+def compress(partition, terms, compensated, scales, out):
+    """A worker's compression with a lazy error, which is kept as the compensated vector c and the scales that were sent:
+
+        e = c - scale * sign(c)         of the last call
+        c = z + e, 0 where not active   written to `out`, which may be `compensated` itself
+        scale = ||c||_2 / sqrt(count)   of each group
+
+    Args:
+        terms: `Terms` of z.
+        compensated, out: T [n]. scales: T [groups], those of the last call; 0 says that `compensated` is e itself.
+
+    Returns (payload uint8 [rows, row_bytes], scales T [groups]).
+    """
+    z = combine(partition, terms, compensated.dtype, lambda payload: decode(partition, payload, compensated.dtype))
+    return _compress(partition, z, compensated, scales, out)
+
+
+def average(partition, received, compensated, scales, out):
+    """A server's part: `compress` with z = sum_r decode(row r) / W, added in rank order, each scale being divided by W first.
+
+    Args:
+        partition: the server's, of one row. received: uint8 [W, row_bytes].
+        compensated, out: T [chunk]. scales: T [pieces].
+
+    Returns (payload uint8 [1, row_bytes], scales T [pieces]).
+    """
+    z = torch.zeros_like(compensated)
+    for row in received:
+        bits, row_scales = split_payload(partition, row[None], z.dtype)
+        z += scaled_signs(bits, row_scales / torch.full_like(row_scales, len(received)), partition.piece_lengths.flatten())
+    return _compress(partition, z, compensated, scales, out)
+
+
+def update(partition, parameters, variance, momentum, decays, steps, epss):
+    """x <- decay x - (step m) / (sqrt(v) + eps), m being decoded from a payload; x <- decay x where not active. In place.
+
+    Args:
+        parameters: for each tensor x, of any floating dtype, rounded once at the end; or None, to leave it alone.
+        variance: v, T [n]. momentum: payload uint8 [rows, row_bytes].
+        decays, steps, epss: for each tensor a float.
+    """
+    apply_moves(partition, parameters, variance, decode(partition, momentum, variance.dtype, [*steps, 0.0]), decays, epss)
+
+
+def apply_moves(partition, parameters, variance, moves, decays, epss):
+    """x <- decay x - move / (sqrt(v) + eps), in place; `moves`: T [n]."""
+    for x, at, decay, eps in zip(parameters, _slices(partition, parameters), decays, epss):
+        if x is not None:
+            move = moves[at] / (square_root(variance[at]) + eps)
+            move = torch.where(moves[at] == 0, 0, move).view(x.shape)  # 0 / 0 where v and eps are 0
+            x.copy_(x.to(variance.dtype) * decay - move)
+
+
+def adam(partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots):
+    """One step of Adam without compression, in place:
+
+        m <- beta1 m + (1 - beta1) g        v <- beta2 v + (1 - beta2) g^2        x <- decay x - (step m) / (root sqrt(v) + eps)
+
+    Args:
+        parameters: for each tensor x, of any floating dtype, rounded once at the end; or None, to leave it alone.
+        gradient, momentum, variance: T [n].
+        beta1s, beta2s, decays, steps, epss, roots: for each tensor a float.
+    """
+    for i, (x, at) in enumerate(zip(parameters, _slices(partition, parameters))):
+        g, m, v = gradient[at], momentum[at], variance[at]
+        m.mul_(beta1s[i]).add_(g * (1 - beta1s[i]))
+        v.mul_(beta2s[i]).add_(g * g * (1 - beta2s[i]))
+        if x is not None:
+            move = m * steps[i] / (square_root(v) * roots[i] + epss[i])
+            x.copy_(x.to(m.dtype) * decays[i] - move.view(x.shape))
+
+
+def _compress(partition, z, compensated, scales, out):
+    error = compensated - scaled_signs(pack_signs(compensated), scales, partition.lengths)
+    out.copy_(torch.where(partition.active, z + error, 0))
+    scales = root_mean_squares(partition, block_sums(partition, out)).to(out.dtype)
+    return join_payload(partition, pack_signs(out), scales), scales
+
+
+def _slices(partition, tensors):
+    """Where each tensor lies in the flat vector; of one that is None, with its padding."""
+    ends = partition.lengths.cumsum(0).tolist()
+    starts = [0, *ends]
+    return [slice(start, end if tensor is None else start + tensor.numel()) for start, end, tensor in zip(starts, ends, tensors)]
+
+
+def dtype_of(tensors):
+    return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def _tensor(values, like):
+    return torch.tensor(values, dtype=like.dtype, device=like.device)

@@ -61,7 +61,8 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
         examples = run.task.batch(run.seed, step, rank, number * size, phase.length)
         for micro in range(number):
             batch = {key: tensor[micro * size : (micro + 1) * size].to(device) for key, tensor in examples.items()}
-            with turn:
+            accumulates = nullcontext() if micro == number - 1 else optimizer.no_sync()
+            with turn, accumulates:
                 seed_torch(device, run.seed, step, rank, micro)
                 with torch.autocast(device.type, DTYPES[run.precision], enabled=run.precision != "fp32"):
                     part = run.task.loss(model, batch) / number

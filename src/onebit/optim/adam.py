@@ -1,21 +1,14 @@
+import torch
+
 from ..allreduce import CompressedAllreduce, ExactAllreduce
-from ..kernels.torch_ops import total
-from .agreement import agree, describe_options, squared_norm
+from .agreement import agree, describe_options
 from .base import DistributedOptimizer
 from .options import check_flag
 
 
-def advance_moments(m, v, g, beta1, beta2):
-    """m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2, in place."""
-    m.lerp_(g, 1 - beta1)
-    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-
-
-def adam_update(x, m, v, lr, eps, weight_decay, c1, c2):
-    """x <- (1 - lr weight_decay) x - lr (m / c1) / (sqrt(v / c2) + eps), in place."""
-    x.mul_(1 - lr * weight_decay)
-    denominator = v.sqrt().div_(c2**0.5).add_(eps)
-    x.addcdiv_(m, denominator, value=-lr / c1)
+def scaled(g, factor):
+    """factor g, in place."""
+    return g if factor == 1.0 else g.mul_(factor)
 
 
 class DistributedAdam(DistributedOptimizer):
@@ -33,15 +26,18 @@ class DistributedAdam(DistributedOptimizer):
         bias_correction: whether m and v are corrected for starting at zero.
         max_grad_norm: clip the mean gradient to this l2 norm.
         check_finite: skip a step, on all ranks, if the gradient is not finite.
+        bucket_cap_mb: exchange the gradients in buckets of at most so many MB, one while the next is prepared; None: all at once.
+        overlap: exchange a bucket as soon as backward has made its gradients, see `onebit.optim.overlap.Overlap`; buckets of 25 MB unless
+            bucket_cap_mb says otherwise. Then max_grad_norm must be None.
         communicator: see `onebit.comm`; None: torch.distributed's default group, or a single worker.
     """
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, bias_correction=True, max_grad_norm=None,
-                 check_finite=True, communicator=None, **unknown):
+                 check_finite=True, bucket_cap_mb=None, overlap=False, communicator=None, **unknown):
         check_flag("bias_correction", bias_correction)
         self.bias_correction = bias_correction
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, max_grad_norm=max_grad_norm,
-                         check_finite=check_finite, communicator=communicator, unknown=unknown)
+                         check_finite=check_finite, bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator, unknown=unknown)
 
     @property
     def phase(self):
@@ -56,70 +52,76 @@ class DistributedAdam(DistributedOptimizer):
 
     def _exact_step(self):
         """Adam on the exact mean gradient. All ranks see the same bits, so that they clip and skip alike without asking."""
-        means = [self._exact_mean(part, g) for part, g in zip(self._parts, self._collect())]
-        factor = self._factor(squared_norm(means)) if self._needs_norm else 1.0
+        means = [exchange.result() for exchange in self._exchanges()]
+        factor = self._factor(sum(self._squared_norm(part, g) for part, g in zip(self._parts, means))) if self._needs_norm else 1.0
         if factor is None:
             return False
-        self._step += 1
+        self._count_step()
         for part, g in zip(self._parts, means):
-            self._adam(part, g.mul_(factor))
+            self._adam(part, scaled(g, factor))
         return True
 
     def _compressed_step(self):
-        """One step in which the gradients of compressed groups are not averaged exactly; the ranks agree before anything is changed."""
-        gradients = self._collect()
-        factor, late = self._agree(gradients, self._count_late_gradients())
+        """One step in which the gradients of compressed groups are not averaged exactly; the ranks agree before anything is changed.
+
+        With overlap the exchanges have begun by then, out of place; without, they begin once the factor is known.
+        """
+        exchanges = self._exchanges() if self.overlap else None
+        factor, late = self._agree()
         if factor is None:
             return False
         if late:
             self._warn_of_late_gradients(late)
-        self._step += 1
-        for part, g in zip(self._parts, gradients):
-            g.mul_(factor)
-            if part is self._compressed:
-                self._compressed_adam(part, g)
+        self._count_step()
+        for part, exchange in zip(self._parts, exchanges or self._exchanges(factor)):
+            if part.allreduce:
+                outcome = exchange.result()
+                part.allreduce.commit()
+                self._compressed_adam(part, outcome)
             else:
-                self._adam(part, self._exact_mean(part, g))
+                self._adam(part, exchange.result())
         return True
 
-    def _count_late_gradients(self):
-        """Elements of this rank's gradients that belong to masked coordinates; nothing is masked unless a variance is frozen."""
-        return 0
+    def _start_exchange(self, part, factor=1.0):
+        """Start to average a part's gradients, times `factor`: exactly, or compressed if it holds errors. Returns a future."""
+        if part.allreduce:
+            return self._runner.submit(part.allreduce.exchange, part.allreduce.compress(self._terms(part, factor)))
+        return self._runner.submit(ExactAllreduce(self.communicator, part.wire_dtype).allreduce, scaled(part.flat_gradient(), factor))
 
-    def _make_allreduce(self, active=None):
-        part = self._compressed
-        self._allreduce = CompressedAllreduce(self.communicator, part.layout, part.worker_error, part.server_error, self.compressor, active)
+    def _make_allreduce(self, part, active=None):
+        part.hold_errors(CompressedAllreduce(self.communicator, part.layout, part.dtype, self.compressor, active, in_place=not self.overlap))
 
-    def _agree(self, gradients, late):
-        """Before local gradients are averaged or anything is changed: their common clipping factor, and `late` over all ranks.
+    def _agree(self):
+        """Before anything is changed: the ranks' common clipping factor, and how many gradients belong to masked coordinates.
 
         The factor is that of sqrt(mean_i ||g_i||^2), an upper bound of the norm of the mean gradient; None: skip the step. Raises
         RuntimeError on all ranks if their options have come to differ.
         """
         if not self._needs_norm:
             return 1.0, 0
+        measured = self._hooks.measured() if self._hooks else [self._measure(part) for part in self._parts]
+        squared_norm, late = torch.stack(measured).sum(0).tolist()
         trained = "".join(str(int(p.requires_grad)) for p in self._params())
         options = f"{self.steps}, {trained}, {[describe_options(group) for group in self.param_groups]}"
-        agreement = agree(self.communicator, gradients, late, options)
+        agreement = self._runner.submit(agree, self.communicator, squared_norm, int(late), options, self._parts[0].device).result()
         if not agreement.same_options:
             self._compare_ranks()
         return self._factor(agreement.squared_norm), agreement.late
 
-    def _exact_mean(self, part, g):
-        return ExactAllreduce(self.communicator, part.wire_dtype).allreduce(g)
+    def _squared_norm(self, part, g):
+        return float(self._measure(part, part.layout.views(g))[0])
 
     def _adam(self, part, g):
         """Lines 4 to 13 of plain Adam on the mean gradient g of one part."""
-        for group, span in part.spans:
-            advance_moments(part.momentum[span], part.variance[span], g[span], *group["betas"])
-        self._update(part)
+        beta1s, beta2s = (part.per_tensor(lambda group, i=i: group["betas"][i]) for i in (0, 1))
+        roots = part.per_tensor(lambda group: self._corrections(part, group)[1] ** -0.5)
+        part.kernels.adam(part.partition, part.trained(), g, part.momentum, part.variance, beta1s, beta2s, *self._numbers(part), roots)
 
-    def _update(self, part):
-        for group, tensors in part.tensors:
-            c1, c2 = self._corrections(part, group)
-            for x, m, v in tensors:
-                if x.requires_grad:
-                    adam_update(x, m, v, float(group["lr"]), group["eps"], group["weight_decay"], c1, c2)
+    def _numbers(self, part):
+        """(decays, steps, epss) of line 13 for each parameter: 1 - lr weight_decay, lr / c1 and eps."""
+        return (part.per_tensor(lambda group: 1 - float(group["lr"]) * group["weight_decay"]),
+                part.per_tensor(lambda group: float(group["lr"]) / self._corrections(part, group)[0]),
+                part.per_tensor(lambda group: group["eps"]))
 
     def _corrections(self, part, group):
         """(c1, c2): 1 - beta1^t and 1 - beta2^t, or 1."""
@@ -133,5 +135,9 @@ class DistributedAdam(DistributedOptimizer):
 
     def variance_norms(self):
         """(||v||_1, ||v||_2) of the bias-corrected variance over all parameters: what shows whether it may be frozen."""
-        corrected = [part.variance[span] / self._variance_correction(part, group) for part in self._parts for group, span in part.spans]
-        return sum(map(total, corrected)), sum(total(v, square=True) for v in corrected) ** 0.5
+        l1 = l2_squared = 0.0
+        for part in self._parts:
+            corrections = part.per_tensor(lambda group, part=part: self._variance_correction(part, group))
+            l1 += sum(s / c for s, c in zip(part.tensor_sums(part.variance).tolist(), corrections))
+            l2_squared += sum(s / c**2 for s, c in zip(part.tensor_sums(part.variance, square=True).tolist(), corrections))
+        return l1, l2_squared**0.5

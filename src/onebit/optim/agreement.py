@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-from ..kernels.torch_ops import total
 from .flat import MOMENTS
 from .options import GROUP_OPTIONS, has_sparse_gradient
 
@@ -33,20 +32,16 @@ def gather_bytes(communicator, data, device):
     return [bytes(row.tolist()) for row in communicator.all_gather(to_bytes(data, device))]
 
 
-def squared_norm(vectors):
-    """The squared l2 norm of several flat vectors, added in one fixed order in float64; not finite if an element is not."""
-    return sum(total(x, square=True) for x in vectors)
-
-
-def agree(communicator, gradients, late, options):
+def agree(communicator, squared_norm, late, options, device):
     """One all_gather of 16 bytes; sums in rank order, so that every rank gets the same bits.
 
     Args:
+        squared_norm: of this rank's gradients.
         late: this rank's count of gradients where there is no variance.
         options: text of what all ranks must have in common at this step.
     """
-    message = _MESSAGE.pack(squared_norm(gradients), min(late, _MOST), zlib.crc32(options.encode()))
-    rows = gather_bytes(communicator, message, gradients[0].device)
+    message = _MESSAGE.pack(squared_norm, min(late, _MOST), zlib.crc32(options.encode()))
+    rows = gather_bytes(communicator, message, device)
     norms, counts, digests = zip(*map(_MESSAGE.unpack, rows), strict=True)
     return Agreement(sum(norms) / len(norms), sum(counts), len(set(digests)) == 1)
 
@@ -69,20 +64,20 @@ def checksum(tensor):
     return zlib.crc32(flat.view(torch.uint8).cpu().numpy()) if flat.numel() else 0
 
 
-def describe_parameters(groups, names, state):
+def describe_parameters(groups, names, moments):
     """For each parameter all that the ranks must have in common before they compute with it, as text.
 
     Args:
-        groups: parameter groups. names: of all parameters, in order. state: `optimizer.state`.
+        groups: parameter groups. names: of all parameters, in order. moments: parameter -> its MOMENTS.
     """
     names = iter(names)
     for group in groups:
         options = describe_options(group)
         for p in group["params"]:
             sparse = ", a sparse gradient" if has_sparse_gradient(p) else ""
-            moments = "".join(f", {name} {checksum(state[p][name]):08x}" for name in MOMENTS)
+            checksums = "".join(f", {name} {checksum(moments[p][name]):08x}" for name in MOMENTS)
             yield (f"{next(names)}: shape {tuple(p.shape)}, {p.dtype}, requires_grad={p.requires_grad}, {options}{sparse}, "
-                   f"checksum {checksum(p):08x}{moments}")
+                   f"checksum {checksum(p):08x}{checksums}")
 
 
 def check_same_on_all_ranks(communicator, lines, device, remedy):

@@ -1,21 +1,37 @@
-"""What of a checkpoint an optimizer may take over."""
+"""A parameter's state as users see it, and what of a checkpoint an optimizer may take over."""
 
 import warnings
 
 
-def errors_to_take(facts, rank, size, reset_errors):
+class ParameterState(dict):
+    """A parameter's entries in `optimizer.state`: those that are stored; the others of its checkpoint are computed when asked for by name."""
+
+    def __init__(self, stored, part, index):
+        super().__init__(stored)
+        self._part, self._index = part, index
+
+    def __missing__(self, name):
+        return self._part.everything(errors=self._part.allreduce is not None)[self._index][name]
+
+
+def errors_to_take(facts, rank, size, chunks, reset_errors):
     """The names of the compression errors that this rank takes over; shared errors have no server part.
 
-    Raises ValueError if they are another rank's, unless `reset_errors`.
+    Raises ValueError if they are another rank's, or belong to other buckets, unless `reset_errors`.
     """
     if not facts.get("holds_errors"):
         return ()
     if facts["errors_are_shared"]:
         return ("worker_error",)
-    if (facts["rank"], facts["size"]) == (rank, size):
+    if (facts["rank"], facts["size"]) == (rank, size) and [tuple(chunk) for chunk in facts.get("chunks", chunks)] == chunks:
         return ("worker_error", "server_error")
     if reset_errors:
         return ()
+    if (facts["rank"], facts["size"]) == (rank, size):
+        raise ValueError(
+            "this checkpoint's compression errors belong to other buckets: set bucket_cap_mb and the groups' compress as they were when it was "
+            "saved; or call optimizer.synchronize() before saving; or load_state_dict(..., reset_errors=True) to go on without what they hold"
+        )
     raise ValueError(
         f"this checkpoint holds the compression errors of rank {facts['rank']} of {facts['size']}, and this is rank {rank} of {size}. Either "
         "let each rank save and load its own file; or call optimizer.synchronize() before saving, then one file serves every rank and any "

@@ -1,69 +1,143 @@
 import torch
 
+from .. import kernels
+from ..kernels.torch_ops import block_sums, group_sums
 from ..layout import Layout
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names for m and v in `optimizer.state`
+ERRORS = ("worker_error", "server_error")
+
+
+def buckets(groups, cap):
+    """Cut the parameters of `groups` into buckets, each [(group, its parameters), ...], the last parameters first.
+
+    Backward makes the gradients of the last parameters first, so that bucket 0 is the first whose gradients are complete. A bucket
+    holds at most `cap` bytes, or one parameter that is larger; None: everything in one bucket.
+    """
+    found, used = [], 0
+    for group in reversed(groups):
+        for p in reversed(group["params"]):
+            if not found or (cap is not None and used + p.nbytes > cap):
+                found.append([])
+                used = 0
+            bucket = found[-1]
+            if not bucket or bucket[0][0] is not group:
+                bucket.insert(0, (group, []))
+            bucket[0][1].insert(0, p)
+            used += p.nbytes
+    return found
 
 
 class FlatState:
-    """The parameters that travel together, and their optimizer state as flat vectors in one layout.
+    """Parameters that travel together, and their optimizer state as flat vectors in one layout.
 
     Args:
-        groups: parameter groups; each holds a consecutive span of the vectors.
+        bucket: [(group, parameters), ...], see `buckets`.
         ranks: W.
-        errors: whether there are error buffers.
+        compress: whether the groups ask for compression.
 
     Attributes:
-        gradient, momentum, variance: float [layout.size]; float64 if a parameter is, else float32.
-        worker_error: float [layout.size], server_error: float [layout.chunk]; None without errors.
+        variance: float [layout.size]; float64 if a parameter is, else float32.
+        momentum: the same; while it is packed, decoded anew at every access. May be assigned.
+        packed: the momentum as the payload uint8 [W, row_bytes] that it came in; None: it is stored as it is.
+        allreduce: the `CompressedAllreduce` that holds the compression errors; None: there are none.
+        partition: that of the allreduce, else one in which all but padding is active.
         spans: for each group (group, slice of the vectors).
-        tensors: for each group (group, [(parameter, its momentum, its variance), ...]), views into the vectors.
         wire_dtype: the dtype that all gradients share, else that of the vectors.
     """
 
-    def __init__(self, groups, ranks, errors):
-        self.params = [p for group in groups for p in group["params"]]
-        device = self.params[0].device
-        self.layout = Layout([p.shape for p in self.params], ranks, device)
+    def __init__(self, bucket, ranks, compress):
+        self.compress = compress
+        self.params = [p for _, params in bucket for p in params]
+        self.groups = [group for group, params in bucket for _ in params]
+        self.device = self.params[0].device
+        self.kernels = kernels.for_device(self.device.type)
+        self.layout = Layout([p.shape for p in self.params], ranks, self.device)
         dtypes = {p.dtype for p in self.params}
-        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        self.wire_dtype = dtypes.pop() if len(dtypes) == 1 else dtype
-        zeros = lambda size: torch.zeros(size, dtype=dtype, device=device)  # noqa: E731
-        self.gradient, self.momentum, self.variance = (zeros(self.layout.size) for _ in range(3))
-        self.worker_error = zeros(self.layout.size) if errors else None
-        self.server_error = zeros(self.layout.chunk) if errors else None
-        self._gradient_views = self.layout.views(self.gradient)
-        self._cut_into(groups)
+        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        self.wire_dtype = dtypes.pop() if len(dtypes) == 1 else self.dtype
+        self.variance = self._zeros()
+        self.momentum = self._zeros()
+        self.drop_errors()
+        self._gradient = None
+        self.spans, first = [], 0
+        for group, params in bucket:
+            self.spans.append((group, self.layout.span(first, first + len(params))))
+            first += len(params)
 
-    def _cut_into(self, groups):
-        self.spans, self.tensors = [], []
-        triples = list(zip(self.params, self.layout.views(self.momentum), self.layout.views(self.variance)))
-        first = 0
-        for group in groups:
-            last = first + len(group["params"])
-            self.spans.append((group, self.layout.span(first, last)))
-            self.tensors.append((group, triples[first:last]))
-            first = last
+    def _zeros(self):
+        return torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
 
-    def collect_gradients(self):
-        """Copy this rank's gradients into `self.gradient` and return it; a gradient that is None counts as zero."""
-        for p, view in zip(self.params, self._gradient_views):
-            if p.grad is None:
+    def hold_errors(self, allreduce):
+        self.allreduce, self.partition = allreduce, allreduce.partition
+
+    def drop_errors(self):
+        self.allreduce, self.partition = None, self.layout.worker_partition()
+
+    @property
+    def momentum(self):
+        return self._momentum if self.packed is None else self.allreduce.decode(self.packed)
+
+    @momentum.setter
+    def momentum(self, value):
+        self._momentum, self.packed = value, None
+
+    def pack_momentum(self, payload):
+        """From now on the momentum is what `payload` says; neither it nor a flat gradient is stored."""
+        self.packed = payload
+        self._momentum = self._gradient = None
+
+    def per_tensor(self, value):
+        """value(group) for each parameter."""
+        return [value(group) for group in self.groups]
+
+    def trained(self):
+        """Each parameter, or None if it is frozen."""
+        return [p if p.requires_grad else None for p in self.params]
+
+    def gradients(self):
+        """This rank's gradient of each parameter, or None."""
+        return [p.grad for p in self.params]
+
+    def flat_gradient(self):
+        """This rank's gradients as a flat vector, kept for the next call; a gradient that is None counts as zero."""
+        if self._gradient is None:
+            self._gradient = self._zeros()
+        for g, view in zip(self.gradients(), self.layout.views(self._gradient)):
+            if g is None:
                 view.zero_()
             else:
-                view.copy_(p.grad)
-        return self.gradient
+                view.copy_(g)
+        return self._gradient
 
-    def state(self):
-        """For each parameter its entries in `optimizer.state`, views into the vectors.
+    def tensor_sums(self, x, square=False):
+        """The sum of each tensor inside x [layout.size], or of its squares; last the tail's, which is 0. float64 [tensors + 1]."""
+        return group_sums(self.partition, block_sums(self.partition, x, square))
+
+    def errors(self):
+        """(worker error [layout.size], server error [layout.chunk])."""
+        if self.allreduce:
+            return self.allreduce.worker_error, self.allreduce.server_error
+        return self._zeros(), torch.zeros(self.layout.chunk, dtype=self.dtype, device=self.device)
+
+    def stored(self):
+        """For each parameter what of its state is stored as it is: views into the vectors."""
+        vectors = {"exp_avg_sq": self.variance} if self.packed is not None else {"exp_avg": self._momentum, "exp_avg_sq": self.variance}
+        return self._by_parameter(vectors)
+
+    def everything(self, errors):
+        """For each parameter its whole state, what is not stored being computed; `errors`: with the compression errors.
 
         The server error belongs to a chunk, not to a parameter: it stands with the first parameter, on every rank alike.
         """
-        vectors = dict(zip(MOMENTS, (self.momentum, self.variance)))
-        if self.worker_error is not None:
-            vectors["worker_error"] = self.worker_error
-        views = {name: self.layout.views(vector) for name, vector in vectors.items()}
-        entries = [{name: views[name][i] for name in views} for i in range(len(self.params))]
-        if self.server_error is not None:
-            entries[0]["server_error"] = self.server_error
+        vectors = {"exp_avg": self.momentum, "exp_avg_sq": self.variance}
+        if not errors:
+            return self._by_parameter(vectors)
+        vectors["worker_error"], server_error = self.errors()
+        entries = self._by_parameter(vectors)
+        entries[0]["server_error"] = server_error
         return entries
+
+    def _by_parameter(self, vectors):
+        views = {name: self.layout.views(vector) for name, vector in vectors.items()}
+        return [{name: views[name][i] for name in views} for i in range(len(self.params))]

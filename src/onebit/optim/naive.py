@@ -1,4 +1,5 @@
 from ..compression import Sign
+from ..kernels.torch_ops import Terms
 from .adam import DistributedAdam
 from .options import check_compressor, describe_compressor
 
@@ -18,10 +19,10 @@ class NaiveOneBitAdam(DistributedAdam):
     has_errors = True
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, bias_correction=True, max_grad_norm=None,
-                 check_finite=True, compressor=None, communicator=None, **unknown):
+                 check_finite=True, compressor=None, bucket_cap_mb=None, overlap=False, communicator=None, **unknown):
         self.compressor = check_compressor(compressor or Sign)
         super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
-                         check_finite=check_finite, communicator=communicator, **unknown)
+                         check_finite=check_finite, bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator, **unknown)
 
     @property
     def phase(self):
@@ -30,12 +31,16 @@ class NaiveOneBitAdam(DistributedAdam):
     def _describe(self):
         return f"{super()._describe()}, compressor={describe_compressor(self.compressor)}"
 
-    def _build(self, values):
-        super()._build(values)
-        self._make_allreduce()
+    def _build(self, moments):
+        super()._build(moments)
+        for part in self._compressed:
+            self._make_allreduce(part)
 
     def _take_step(self):
         return self._compressed_step()
 
-    def _compressed_adam(self, part, g):
-        self._adam(part, self._allreduce.allreduce(g))
+    def _terms(self, part, factor):
+        return Terms(part.gradients(), [factor] * len(part.params))
+
+    def _compressed_adam(self, part, gathered):
+        self._adam(part, part.allreduce.decode(gathered))

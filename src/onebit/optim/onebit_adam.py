@@ -4,7 +4,7 @@ import warnings
 import torch
 
 from ..compression import Sign
-from ..kernels.torch_ops import per_block, segment_sums, total
+from ..kernels.torch_ops import Terms, per_block
 from ..layout import ALIGNMENT
 from .adam import DistributedAdam
 from .options import check_compressor, check_number, describe_compressor, option_names, reject_unknown
@@ -37,13 +37,16 @@ class OneBitAdam(DistributedAdam):
             that are not finite nor late gradients of masked coordinates are noticed.
         variance_floor: at the freeze v becomes at least this fraction of its tensor's mean, so that nothing is masked; 0: mask.
         compressor: see `onebit.compression`; None: `Sign`. `Identity` gives "1-bit Adam (32 bits)".
+        bucket_cap_mb, overlap: as `DistributedAdam`'s. Buckets cut the vector at other places, so the servers' scales are those of other
+            pieces; overlap itself changes no bit. It costs as much memory as the errors.
         communicator: see `onebit.comm`; None: torch.distributed's default group, or a single worker.
     """
 
     has_errors = True
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, warmup=None, bias_correction=True,
-                 max_grad_norm=None, check_finite=True, variance_floor=0.0, compressor=None, communicator=None, **unknown):
+                 max_grad_norm=None, check_finite=True, variance_floor=0.0, compressor=None, bucket_cap_mb=None, overlap=False,
+                 communicator=None, **unknown):
         reject_unknown(unknown, option_names(OneBitAdam.__init__), type(self).__name__)
         if warmup is None:
             raise TypeError("OneBitAdam needs warmup=, the number of steps before the variance is frozen: 15 to 25 % of all steps is the "
@@ -57,7 +60,7 @@ class OneBitAdam(DistributedAdam):
         self._restart_end = None
         self._warned_of_late_gradients = False
         super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
-                         check_finite=check_finite, communicator=communicator)
+                         check_finite=check_finite, bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator)
         self._begin_warmup(self._policy)
 
     @property
@@ -73,29 +76,47 @@ class OneBitAdam(DistributedAdam):
                 f"compressor={describe_compressor(self.compressor)}")
 
     def _take_step(self):
-        return self._compressed_step() if self._allreduce else self._warmup_step()
+        return self._compressed_step() if self._holds_errors else self._warmup_step()
+
+    def _may_start_early(self):
+        return super()._may_start_early() and self._holds_errors == (self.phase == "compressed")
 
     def _warmup_step(self):
         taken = self._exact_step()
         if taken and self.warmup.wants(self.steps):
-            part = self._compressed
-            norm = sum(total(part.variance[span]) / self._variance_correction(part, group) for group, span in part.spans)
-            self.warmup.observe(self.steps, norm)
+            self.warmup.observe(self.steps, sum(self._variance_norm(part) for part in self._compressed))
         return taken
 
-    def _compressed_adam(self, part, g):
-        for group, span in part.spans:
-            beta1 = group["betas"][0]
-            part.momentum[span].mul_(beta1).add_((1 - beta1) * g[span])      # line 6
-        part.momentum.copy_(self._allreduce.allreduce(part.momentum))        # lines 7-12
-        self._update(part)                                                   # line 13
+    def _variance_norm(self, part):
+        """||v||_1 of a part, corrected for starting at zero."""
+        corrections = part.per_tensor(lambda group: self._variance_correction(part, group))
+        return sum(s / c for s, c in zip(part.tensor_sums(part.variance).tolist(), corrections))
 
-    def _adam(self, part, g):
-        self._variance_steps += part is self._compressed
-        super()._adam(part, g)
+    def _terms(self, part, factor):
+        """Line 6: m_i = beta1 m + (1 - beta1) factor g_i. Right after the freeze, and after a load, m is still stored as it is."""
+        weights = part.per_tensor(lambda group: (1 - group["betas"][0]) * factor)
+        betas = part.per_tensor(lambda group: group["betas"][0])
+        if part.packed is not None:
+            return Terms(part.gradients(), weights, part.packed, betas)
+        z, momentum = part.flat_gradient(), part.momentum
+        for group, span in part.spans:
+            z[span].mul_((1 - group["betas"][0]) * factor).add_(momentum[span] * group["betas"][0])
+        return Terms(part.layout.views(z), [1.0] * len(part.params))
+
+    def _compressed_adam(self, part, gathered):
+        """Lines 12 and 13: m is what all ranks received, and stays packed."""
+        was_packed = part.packed is not None
+        part.pack_momentum(gathered)
+        if not was_packed:
+            self._show_state(part)
+        part.allreduce.compressor.adam_update(part.trained(), part.variance, gathered, *self._numbers(part))
+
+    def _count_step(self):
+        super()._count_step()
+        self._variance_steps += not self._holds_errors
 
     def _variance_correction(self, part, group):
-        if part is not self._compressed:
+        if not part.compress:
             return super()._variance_correction(part, group)
         return 1.0 if self._variance_is_corrected or not self._variance_steps else 1 - group["betas"][1] ** self._variance_steps
 
@@ -103,47 +124,44 @@ class OneBitAdam(DistributedAdam):
 
     def _follow_phase(self):
         """Freeze or thaw the variance if the phase says so; after a load or a new warm-up the state may lag behind the phase."""
-        if self.phase == "compressed" and not self._allreduce:
+        if self.phase == "compressed" and not self._holds_errors:
             self._freeze()
-        elif self.phase == "warmup" and self._allreduce:
+        elif self.phase == "warmup" and self._holds_errors:
             self._thaw()
 
     def _freeze(self):
         """Line 2: v_{T_w}. Everything here is computed from state that all ranks share, and the ranks make sure that it is the same."""
-        part = self._compressed
-        if not torch.isfinite(part.variance).all():
+        if not all(torch.isfinite(part.variance).all() for part in self._compressed):
             raise RuntimeError("the variance has overflowed: a gradient was too large to be squared. Set max_grad_norm, or lower the learning rate")
         self._compare_ranks()
         self._warn_if_unsettled()
-        if self.bias_correction and not self._variance_is_corrected:
-            for group, span in part.spans:
-                part.variance[span] /= 1 - group["betas"][1] ** self._variance_steps
-            self._variance_is_corrected = True
-        if self.variance_floor:
-            self._raise_to_floor(part.variance, part.layout)
+        for part in self._compressed:
+            if self.bias_correction and not self._variance_is_corrected:
+                for group, span in part.spans:
+                    part.variance[span] /= 1 - group["betas"][1] ** self._variance_steps
+            if self.variance_floor:
+                self._raise_to_floor(part)
+        self._variance_is_corrected |= self.bias_correction
         self._mask_and_compress()
         self._warn_of_small_variance()
 
-    def _raise_to_floor(self, v, layout):
+    def _raise_to_floor(self, part):
         """v <- max(v, variance_floor * mean of its tensor), in place."""
-        means = segment_sums(v, layout.lengths) / self._counts()
-        floor = per_block((self.variance_floor * means).to(v.dtype), layout.lengths)
-        v.copy_(torch.where(layout.real, torch.maximum(v.view(-1, ALIGNMENT), floor).flatten(), 0))
+        means = part.tensor_sums(part.variance) / self._numels(part)
+        floor = per_block((self.variance_floor * means).to(part.dtype), part.layout.lengths)
+        part.variance.copy_(torch.where(part.layout.real, torch.maximum(part.variance.view(-1, ALIGNMENT), floor).flatten(), 0))
 
     def _mask_and_compress(self):
         """Where v = 0 nothing is sent: v does not change while it is frozen, so the mask follows from it."""
-        part = self._compressed
-        active = part.layout.real & (part.variance > 0)
-        self._masked = (part.layout.real & ~active).nonzero().flatten()
-        self._make_allreduce(active)
+        for part in self._compressed:
+            self._make_allreduce(part, part.layout.real & (part.variance > 0))
 
     def _thaw(self):
         """m <- m + mean_i delta_i + delta_bar, by one exact all_reduce; no error is left."""
-        part = self._compressed
-        part.momentum += self._allreduce.total_error()
-        part.worker_error.zero_()
-        part.server_error.zero_()
-        self._allreduce = None
+        for part in self._compressed:
+            part.momentum = part.momentum + part.allreduce.total_error()
+            part.drop_errors()
+            self._show_state(part)
 
     def restart_warmup(self, steps):
         """Go back to exact Adam for `steps` steps, then freeze anew: for a change of data, such as a longer sequence.
@@ -151,6 +169,7 @@ class OneBitAdam(DistributedAdam):
         The momentum takes over what the errors hold, the variance goes on from its frozen value, and the next freeze makes a new
         mask. All ranks must call it, between the same two steps.
         """
+        self._must_be_idle("restart_warmup was called")
         self._restart_end = self.steps + FixedSteps(steps).steps
         self._begin_warmup(FixedSteps(self._restart_end))
         self._follow_phase()
@@ -169,21 +188,20 @@ class OneBitAdam(DistributedAdam):
 
     def _warn_of_small_variance(self):
         """One bit moves every coordinate of a tensor by the same momentum, so one with a tiny variance, such as a rare word's, runs away."""
-        layout, eps = self._compressed.layout, max(group["eps"] for group in self.param_groups)
-        scales = (segment_sums(self._compressed.momentum, layout.lengths, square=True) / self._counts()).sqrt()
-        steps = per_block(scales, layout.lengths) / (self._compressed.variance.view(-1, ALIGNMENT).sqrt() + eps)
-        large = int(((steps > LARGEST_STEP) & self._allreduce.active.view(-1, ALIGNMENT)).sum())
+        eps = max(group["eps"] for group in self.param_groups)
+        large = 0
+        for part in self._compressed:
+            scales = (part.tensor_sums(part.momentum, square=True) / self._numels(part)).sqrt()
+            steps = per_block(scales, part.layout.lengths) / (part.variance.view(-1, ALIGNMENT).sqrt() + eps)
+            large += int(((steps > LARGEST_STEP) & part.partition.active.view(-1, ALIGNMENT)).sum())
         if large:
             self._warn(f"{large} coordinates had so little gradient in the warm-up that each compressed step can move them by more than "
                        f"{LARGEST_STEP} learning rates: set variance_floor, 1e-3 say, which raises their variance to that fraction of their "
                        "tensor's mean, or put their tensor in a group with compress=False")
 
-    def _counts(self):
-        """Real elements of each tensor, at least 1."""
-        return segment_sums(self._compressed.layout.real, self._compressed.layout.lengths).clamp(min=1)
-
-    def _count_late_gradients(self):
-        return int(torch.count_nonzero(self._compressed.gradient[self._masked])) if len(self._masked) else 0
+    def _numels(self, part):
+        """Elements of each tensor, at least 1; last the tail."""
+        return torch.tensor([*part.layout.numels, 0], dtype=torch.float64, device=part.device).clamp(min=1)
 
     def _warn_of_late_gradients(self, late):
         if not self._warned_of_late_gradients:
@@ -199,12 +217,11 @@ class OneBitAdam(DistributedAdam):
 
     def _relayout(self, moments):
         """A variance that is corrected once and for all and one that is corrected at each step are different numbers: convert."""
-        factors = {p: self._variance_correction(part, group) for part in self._parts for group, tensors in part.tensors for p, _, _ in tensors}
+        factors = {p: self._variance_correction(part, group) for part in self._parts for group, p in zip(part.groups, part.params)}
         super()._relayout(moments)
         for part in self._parts if self.bias_correction else ():
-            for group, tensors in part.tensors:
-                for p, _, v in tensors:
-                    v *= self._variance_correction(part, group) / factors[p]
+            for group, p, v in zip(part.groups, part.params, part.layout.views(part.variance)):
+                v *= self._variance_correction(part, group) / factors[p]
 
     def _check_kind(self, facts):
         """A frozen variance is welcome here."""

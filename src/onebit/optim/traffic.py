@@ -33,3 +33,29 @@ class Communication(Traffic):
     """A snapshot of an optimizer's traffic since it was made; `last_step` is the same for the last step alone."""
 
     last_step: Traffic = Traffic()
+
+
+class Meter:
+    """Counts the traffic of steps on a communicator, of which `open` and `close` tell the ends.
+
+    Attributes:
+        last, total: `Traffic` of the last step, and of all.
+    """
+
+    def __init__(self, communicator):
+        self.last = self.total = Traffic()
+        self._communicator = communicator
+        self._before = None
+
+    def open(self):
+        """A step's first exchange begins, perhaps during backward; further calls change nothing."""
+        if self._before is None:
+            self._before = self._counters()
+
+    def close(self, exact_bytes):
+        self.last = Traffic(*(now - then for now, then in zip(self._counters(), self._before)), exact_bytes)
+        self.total = self.total.plus(self.last)
+        self._before = None
+
+    def _counters(self):
+        return self._communicator.bytes_sent, self._communicator.bytes_received, self._communicator.calls

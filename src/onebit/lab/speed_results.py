@@ -1,0 +1,187 @@
+"""What the speed experiments share beside timing: their files, the bars that a ratio must keep under, figures, the command line.
+
+results/speed/<name>.csv has the rows of `Timings.summary`, each with what was timed; <name>.json beside it says on which machine, when, at
+which commit and with which options.
+"""
+
+import argparse
+import json
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .record import commit
+from .results import RESULTS
+from .speed import FOREIGN_LIMIT, HIGH, LOW, machine
+
+M = 2**20
+SIZES = tuple(k * 2**10 for k in (64, 256, 1024, 4096, 16384, 65536))  # elements
+# Okabe and Ito's palette, with line styles and markers: a curve is known without its colour.
+LOOKS = (("#D55E00", "-", "s"), ("#0072B2", "--", "o"), ("#009E73", "-.", "^"), ("#CC79A7", ":", "D"),
+         ("#E69F00", "-", "v"), ("#56B4E9", "--", "P"), ("#000000", ":", "X"))
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An acceptance rule: in the row of `contender` at which `where` holds, `column` is at most `at_most`.
+
+    column: "ratio", of the medians, or "times_limit", the same ratio as a multiple of what the memory's bandwidth allows.
+    """
+
+    contender: str
+    column: str
+    at_most: float
+    where: dict = field(default_factory=dict)
+
+    def row(self, rows: pd.DataFrame) -> pd.Series | None:
+        """The row that it is about; None if that was not measured."""
+        chosen = rows[rows.contender == self.contender]
+        for column, value in self.where.items():
+            chosen = chosen[chosen[column] == value]
+        assert len(chosen) <= 1, f"{self} is about more than one row"
+        return chosen.iloc[0] if len(chosen) else None
+
+
+def judge(bars: tuple[Bar, ...], rows: pd.DataFrame) -> pd.DataFrame:
+    """One line a bar: what was found, its spread over the rounds, the bar, whether it holds."""
+    lines = []
+    for bar in bars:
+        row = bar.row(rows)
+        found = {"ratio": np.nan, "spread": "", "holds": "not measured"}
+        if row is not None:
+            value, low, high = row[bar.column], row[f"{bar.column}_low"], row[f"{bar.column}_high"]
+            found = {"ratio": value, "spread": f"{low:.3f} to {high:.3f}", "holds": "yes" if value <= bar.at_most else "NO"}
+        to = "the bandwidth limit" if bar.column == "times_limit" else row.ratio_to if row is not None else ""
+        where = ", ".join(f"{name}={size_text(value) if name == 'n' else value}" for name, value in bar.where.items())
+        lines.append({"what": bar.contender, "where": where, "to": to, **found, "bar": bar.at_most})
+    return pd.DataFrame(lines, columns=["what", "where", "to", "ratio", "spread", "bar", "holds"])
+
+
+# ---- files
+
+
+def write(root: Path, name: str, rows: list[dict], config: dict, **facts) -> None:
+    """speed/<name>.csv and .json under `root`. config: options of the run, with its seed."""
+    folder = Path(root) / "speed"
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
+    guard = {"foreign_limit": FOREIGN_LIMIT, "spread": f"percentiles {LOW} and {HIGH} of the rounds"}
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    record = {"experiment": name, "date": date, "commit": commit(), "config": config, **guard, **facts, "machine": machine()}
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def read(root: Path, name: str) -> tuple[pd.DataFrame, dict]:
+    """(the rows, what the JSON says). FileNotFoundError with the remedy if there are none."""
+    path = Path(root) / "speed" / f"{name}.csv"
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}: python experiments/{name}.py --measure makes it")
+    return pd.read_csv(path, keep_default_na=False, na_values=[""]), json.loads(path.with_suffix(".json").read_text())
+
+
+# ---- figures
+
+
+def size_text(n: int) -> str:
+    """65536 -> "64K", 16777216 -> "16M"; sizes that are no multiple in millions: 16162304 -> "15.4M"."""
+    if n < M:
+        return f"{n / 2**10:.4g}K"
+    return f"{n // M}M" if n % M == 0 else f"{n / M:.1f}M"
+
+
+def draw(axes: Axes, rows: pd.DataFrame, look: int, label: str, y: str, low: str, high: str) -> None:
+    """One curve with its spread against the size."""
+    rows = rows.sort_values("n")
+    colour, line, marker = LOOKS[look]
+    axes.plot(rows.n, rows[y], color=colour, linestyle=line, marker=marker, markersize=4, linewidth=1.5, label=label)
+    axes.fill_between(rows.n, rows[low], rows[high], color=colour, alpha=0.2, linewidth=0)
+
+
+def draw_bar(axes: Axes, n: int, value: float, look: int) -> None:
+    """What a curve must be under at the size n."""
+    axes.plot([n / 1.5, n * 1.5], [value, value], color=LOOKS[look][0], linewidth=2.5, solid_capstyle="butt", zorder=5)
+    axes.annotate("", (n, value * 0.88), (n, value), arrowprops={"arrowstyle": "-|>", "color": LOOKS[look][0], "shrinkA": 0, "shrinkB": 0})
+
+
+def size_axis(axes: Axes, sizes: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(sizes), [size_text(n) for n in sorted(sizes)])
+    axes.minorticks_off()
+    axes.set_xlabel("elements")
+
+
+def plain_ticks(axes: Axes, values: tuple[float, ...]) -> None:
+    """A logarithmic axis with these numbers beside it, as far as they are in its range."""
+    low, high = axes.get_ylim()
+    axes.set_yticks([value for value in values if low <= value <= high])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+
+
+def caption(rows: pd.DataFrame, facts: dict) -> str:
+    """How it was measured, from the files."""
+    host, rounds = facts["machine"], sorted({int(rows.rounds.min()), int(rows.rounds.max())})
+    disturbed = int(rows.disturbed.max())
+    return (
+        f"Line or point: median of {' to '.join(map(str, rounds))} rounds, in each of which all contenders run in turn; band or whisker: {LOW}th to "
+        f"{HIGH}th percentile. Rounds in which other processes took more than {facts['foreign_limit']:.0%} of the CPU were dropped and repeated "
+        f"(at most {int(rows.dropped.max())} for a setting{f'; up to {disturbed} had to be kept' if disturbed else ''}). "
+        f"{host['cpu']}, family {host['cpu_family']} model {host['cpu_model']}, {host['cores']} cores, {host['memory_gb']:g} GB; Python "
+        f"{host['python']}, torch {host['torch']}, numba {host['numba']}; commit {facts['commit'][:7]}"
+        f"{' with changes' if 'dirty' in facts['commit'] else ''}, {facts['date'][:10]}."
+    )
+
+
+def save(drawing: Figure, text: str, root: Path, name: str) -> Path:
+    """The figure over its caption, as figures/<name>.png and .pdf under `root`."""
+    drawing.text(0.01, -0.01, "\n".join(textwrap.wrap(text, int(15.5 * drawing.get_figwidth()))), va="top", fontsize=8, color="0.25")
+    path = Path(root) / "figures" / f"{name}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Without dates in them, the same CSV gives the same files.
+    drawing.savefig(path, dpi=150, bbox_inches="tight", metadata={"Software": None})
+    drawing.savefig(path.with_suffix(".pdf"), bbox_inches="tight", metadata={"CreationDate": None, "ModDate": None})
+    plt.close(drawing)
+    return path
+
+
+# ---- the command line
+
+
+def parser(description: str, rounds: int) -> argparse.ArgumentParser:
+    """Options that all speed experiments have."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--measure", action="store_true", help="measure first; otherwise redraw from the CSV")
+    made.add_argument("--quick", action="store_true", help="tiny sizes and few rounds, to see that it runs, into results/live")
+    made.add_argument("--rounds", type=int, default=rounds, help="rounds that count, in each setting")
+    made.add_argument("--seed", type=int, default=1)
+    made.add_argument("--results", type=Path, help="the folder that holds speed/ and figures/")
+    return made
+
+
+def parse(made: argparse.ArgumentParser, quick: dict) -> argparse.Namespace:
+    """The options; `quick`: what they are with --quick, unless they are given."""
+    options = made.parse_args()
+    if options.quick:
+        made.set_defaults(**quick)
+        options = made.parse_args()
+    options.results = options.results or (RESULTS / "live" if options.quick else RESULTS)
+    return options
+
+
+def conclude(name: str, root: Path, plot: Callable[[pd.DataFrame], Figure], bars: tuple[Bar, ...] = (), note: str = "") -> None:
+    """Print the table of the bars and draw the figure, from the files. note: what the caption says beside how it was measured."""
+    try:
+        rows, facts = read(root, name)
+    except FileNotFoundError as error:
+        raise SystemExit(f"error: {error}") from None
+    if bars:
+        print(judge(bars, rows).to_string(index=False, float_format="%.3f"))
+    print(save(plot(rows), f"{note} {caption(rows, facts)}".strip(), root, name))

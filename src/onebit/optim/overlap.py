@@ -1,0 +1,99 @@
+"""Exchanges that begin during backward."""
+
+import weakref
+from contextlib import contextmanager
+from functools import partial
+
+
+class Overlap:
+    """Begins a bucket's exchange as soon as backward has accumulated the gradients of all its parameters.
+
+    Buckets begin in one order on all ranks, that in which backward fills them if it goes through the parameters from last to first; a
+    bucket that lacks a gradient, since a parameter was not used, begins in step(), and so do those after it. Nothing is started before the
+    first step, at which the ranks compare what they have.
+
+    An exchange works on a copy of the compression errors, which counts once the step knows that all gradients are finite. So until
+    step() a gradient whose bucket has left must stay as it is; if it changed, step() raises.
+    """
+
+    def __init__(self, optimizer):
+        self._optimizer = weakref.ref(optimizer)
+        self._parts = optimizer._parts
+        self._paused = False
+        self._hooks = [p.register_post_accumulate_grad_hook(partial(_arrived, weakref.ref(self), i))
+                       for i, part in enumerate(self._parts) for p in part.params if p.requires_grad]
+        self._forget()
+
+    def remove(self):
+        for hook in self._hooks:
+            hook.remove()
+
+    def _forget(self):
+        """Wait for all gradients anew."""
+        self._started = []  # for each part whose exchange has begun, in order: (future, measured, versions of its gradients)
+        self._missing = [{p for p in part.params if p.requires_grad} for part in self._parts]
+
+    @property
+    def is_under_way(self):
+        return bool(self._started)
+
+    @contextmanager
+    def paused(self):
+        """Inside, backward only accumulates."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def arrived(self, i, p):
+        """Backward has accumulated the gradient of p, which belongs to part i."""
+        if self._paused or not self._optimizer()._may_start_early():
+            return
+        if i < len(self._started):
+            raise RuntimeError("a gradient was accumulated after its bucket had left to be averaged. With gradient accumulation, run all but "
+                               "the last backward inside `with optimizer.no_sync():`; if a step is left out after a backward, or checkpointing runs "
+                               "a part of backward twice (use_reentrant=True), set overlap=False")
+        self._missing[i].discard(p)
+        while len(self._started) < len(self._parts) and not self._missing[len(self._started)]:
+            self._start()
+
+    def exchanges(self):
+        """A future for each part. Those that had not begun begin now."""
+        self._check_unchanged()
+        while len(self._started) < len(self._parts):
+            self._start()
+        started = self._started
+        self._forget()
+        self._measured = [measured for _, measured, _ in started]
+        return [future for future, _, _ in started]
+
+    def measured(self):
+        """What `measure` gave for each part's gradients when they left."""
+        return self._measured
+
+    def _start(self):
+        part = self._parts[len(self._started)]
+        future, measured = self._optimizer()._start_early(part)
+        self._started.append((future, measured, _versions(part)))
+
+    def _check_unchanged(self):
+        names = dict(zip(self._optimizer()._params(), self._optimizer()._names()))
+        for part, (_, _, versions) in zip(self._parts, self._started):
+            for p, before, now in zip(part.params, versions, _versions(part)):
+                if before != now:
+                    raise RuntimeError(f"the gradient of {names[p]} changed after its bucket had left to be averaged during backward, so that the "
+                                       "change would be lost. Change gradients in hooks that run before they are accumulated "
+                                       "(Tensor.register_hook), or set overlap=False; clip with the optimizer's max_grad_norm, which needs "
+                                       "overlap=False too")
+
+
+def _arrived(overlap, i, p):
+    """The hook. The optimizer may be gone while its hooks are still there."""
+    if overlap() is not None:
+        overlap().arrived(i, p)
+
+
+def _versions(part):
+    """What changes when somebody writes into a gradient or replaces it."""
+    return [None if g is None else (g.data_ptr(), g._version) for g in part.gradients()]

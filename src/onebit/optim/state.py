@@ -1,0 +1,193 @@
+"""Parameter groups, their flat state, and checkpoints of it: what an optimizer is when it does not step."""
+
+import torch
+
+from .checkpoint import ParameterState, check_shapes, errors_to_take, warn_of_lost_errors
+from .flat import MOMENTS, FlatState, buckets
+from .options import ONLY_TORCH, check_group, check_tensors, reject_misspelt
+
+
+class FlatOptimizer(torch.optim.Optimizer):
+    """Holds the parameters in parts, `onebit.optim.flat.FlatState`: the buckets of compressed groups, then those of the others.
+
+    Args:
+        params: parameters, named parameters or groups.
+        options: defaults of the groups' options.
+        communicator: see `onebit.comm`.
+        bucket_cap: bytes of a bucket at most; None: one bucket.
+    """
+
+    has_errors = False
+
+    def __init__(self, params, options, communicator, bucket_cap):
+        self.communicator = communicator
+        self._bucket_cap = bucket_cap
+        self._errors_are_shared = False  # whether all ranks hold the same
+        self._step = torch.zeros(())
+        self._parts = []
+        super().__init__(params, options | {"compress": True})
+        self._build({})
+
+    def __getstate__(self):
+        raise TypeError("an optimizer that communicates can be neither copied nor pickled: copy or save its state_dict()")
+
+    # ---- groups and state
+
+    def add_param_group(self, group):
+        if self._step:
+            raise ValueError("a parameter group cannot be added after the first step: its variance would be younger than the others'. Give all "
+                             "parameters at construction; one with requires_grad=False is left alone until you set it True, before the freeze")
+        if isinstance(group, dict):
+            reject_misspelt(group, type(self).__name__)
+        super().add_param_group(group)
+        try:
+            check_group(self.param_groups[-1])
+            check_tensors(self._params())
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        if self._parts:
+            self._build({})
+
+    def _build(self, moments):
+        """Lay the parameters out and make their state, taking over `moments`: for each parameter its MOMENTS."""
+        flags = [group["compress"] for group in self.param_groups]
+        if self.has_errors and not any(flags):
+            raise ValueError(f"every parameter group has compress=False, so nothing would be compressed: use onebit.DistributedAdam, or "
+                             f"{type(self).__name__} with a group to compress")
+        self._compress_flags = flags
+        self._parts = [FlatState(bucket, self.communicator.size, compress) for compress in (True, False)
+                       for bucket in buckets([group for group in self.param_groups if group["compress"] == compress], self._bucket_cap)]
+        for part in self._parts:
+            for p, entries in zip(part.params, part.stored()):
+                for name in entries.keys() & moments.get(p, {}).keys():
+                    entries[name].copy_(moments[p][name])
+            self._show_state(part)
+
+    def _show_state(self, part):
+        """Bring `state[p]` into line with how a part is stored."""
+        for i, (p, entries) in enumerate(zip(part.params, part.stored())):
+            self.state[p] = ParameterState({"step": self._step} | entries, part, i)
+
+    @property
+    def _compressed(self):
+        """The parts whose groups ask for compression."""
+        return [part for part in self._parts if part.compress]
+
+    @property
+    def _holds_errors(self):
+        return any(part.allreduce for part in self._parts)
+
+    def _params(self):
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _names(self):
+        """A name for each parameter, in the groups' order."""
+        for i, group in enumerate(self.param_groups):
+            yield from group.get("param_names") or (f"param_groups[{i}]['params'][{j}]" for j in range(len(group["params"])))
+
+    @property
+    def steps(self):
+        """Steps taken, without those skipped."""
+        return int(self._step)
+
+    def _must_be_idle(self, what):
+        """Raise RuntimeError if an exchange is under way, which `what` would disturb."""
+
+    def _check_flags(self):
+        """Lay the parameters out anew if a group's `compress` has changed; errors belong to a layout, so there must be none."""
+        if [group["compress"] for group in self.param_groups] == self._compress_flags:
+            return
+        self._must_be_idle("compress was changed")
+        if self._holds_errors:
+            raise ValueError("compress was changed while compression errors are held: it may change in the warm-up of OneBitAdam only. Set it "
+                             "back, call restart_warmup(steps), then change it")
+        self._relayout({p: {name: entries[name] for name in MOMENTS} for p, entries in self.state.items()})
+
+    def _relayout(self, moments):
+        self._build(moments)
+
+    # ---- checkpoints
+
+    def state_dict(self):
+        """As any optimizer's. Compression errors differ between ranks: let each rank save its own file, or call `synchronize` first.
+
+        torch.distributed.checkpoint takes every tensor from some one rank: with it, always call `synchronize` first.
+        """
+        saved = super().state_dict()
+        entries = {}
+        for part in self._parts:
+            entries |= dict(zip(part.params, part.everything(errors=part.compress and self.has_errors)))
+        saved["state"] = {i: {"step": self._step} | entries[p] for i, p in enumerate(self._params())}
+        saved["param_groups"][0]["onebit"] = self._facts()
+        return saved
+
+    def _facts(self):
+        """What a checkpoint holds beside tensors and options."""
+        return {"rank": self.communicator.rank, "size": self.communicator.size, "errors_are_shared": self._errors_are_shared,
+                "holds_errors": self._holds_errors, "chunks": self._chunks()}
+
+    def _chunks(self):
+        """What the server errors belong to: for each compressed part its number of parameters and the length of a chunk."""
+        return [(len(part.params), part.layout.chunk) for part in self._compressed]
+
+    def load_state_dict(self, state_dict, reset_errors=False):
+        """Take over a state, also a plain torch.optim.Adam or AdamW's. State keeps its own dtype whatever the parameters'.
+
+        Args:
+            reset_errors: start with zero errors, and warn of how much is lost, where the checkpoint's belong to another rank.
+
+        Raises ValueError if the errors belong to another rank or world size, or if the groups do not match.
+        """
+        self._must_be_idle("load_state_dict was called")
+        groups = [dict(group) for group in state_dict["param_groups"]]
+        facts = groups[0].pop("onebit", {})
+        errors = errors_to_take(facts, self.communicator.rank, self.communicator.size, self._chunks(), reset_errors)
+        indices = [i for group in groups for i in group["params"]]
+        saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in (*MOMENTS, *errors)}
+                 for i in indices]
+        check_shapes(self._params(), self._names(), saved)
+        if not errors:
+            warn_of_lost_errors(state_dict["state"])
+        self._check_kind(facts)
+        options = [own | {key: value for key, value in group.items() if key not in (*ONLY_TORCH, "param_names")}
+                   for group, own in zip(groups, self.param_groups)]
+        super().load_state_dict({"state": {}, "param_groups": options + groups[len(options) :]})
+        self._step.fill_(max((float(entries["step"]) for entries in state_dict["state"].values()), default=0.0))
+        saved = dict(zip(self._params(), saved))
+        self._build(saved)
+        self._take_facts(facts)
+        for part in [part for part in self._parts if part.allreduce and errors]:
+            self._take_errors(part, [saved[p] for p in part.params])
+
+    def _check_kind(self, facts):
+        if facts.get("variance_is_corrected"):
+            raise ValueError("this checkpoint holds a frozen variance: load it into onebit.OneBitAdam, and call restart_warmup(steps) to go on "
+                             "exactly")
+
+    def _take_facts(self, facts):
+        self._errors_are_shared = facts.get("errors_are_shared", False)
+
+    def _take_errors(self, part, entries):
+        """The compression errors of a part, from the entries saved for its parameters."""
+        worker_error = torch.zeros_like(part.variance)
+        for view, entry in zip(part.layout.views(worker_error), entries):
+            view.copy_(entry["worker_error"])
+        part.allreduce.worker_error = worker_error
+        if "server_error" in entries[0]:
+            part.allreduce.server_error = entries[0]["server_error"].to(worker_error)
+
+    def restart_warmup(self, steps):
+        """Go back to exact Adam for `steps` steps; nothing changes for an optimizer that never freezes its variance."""
+
+    def synchronize(self):
+        """Give every rank the same state, so that one checkpoint serves all ranks, and any number of them. All ranks must call it.
+
+        Each worker error becomes mean_i delta_i + delta_bar and the server error 0, by one exact all_reduce: what the errors hold
+        together does not change.
+        """
+        self._must_be_idle("synchronize was called")
+        for part in [part for part in self._parts if part.allreduce]:
+            part.allreduce.worker_error = part.allreduce.total_error()
+            part.allreduce.server_error = torch.zeros_like(part.allreduce.server_error)
+            self._errors_are_shared = True
