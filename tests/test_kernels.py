@@ -33,7 +33,7 @@ MASKS = {
 
 def module(name):
     if name == "cpu":
-        pytest.importorskip("numba")
+        pytest.importorskip("numba", exc_type=ImportError)
     return importlib.import_module(f"onebit.kernels.{name}")
 
 
@@ -189,13 +189,13 @@ def test_measure_by_hand(kernels):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_adam_by_hand(kernels, dtype):
-    """m = 0.5 * 2 + 0.5 * 4, v = 0.75 * 20 / 3 + 0.25 * 16 = 9, x = 0.5 * 1 - 2 * 3 / (2 * 3 + 6); a parameter that is None leaves m and v."""
+    """m = 0.25 * -4 + 0.75 * 4 = 2, v = 0.75 * 20 / 3 + 0.25 * 16 = 9, x = 0.5 * 1 - 3 * 2 / (2 * 3 + 6) = 0; without a parameter m and v alone."""
     partition = Layout([(1,), (1,)], 1).worker_partition()
     g, m, v = (torch.zeros(128, dtype=dtype) for _ in range(3))
-    g[::64], m[::64], v[::64] = 4, 2, torch.tensor(20 / 3, dtype=dtype)
+    g[::64], m[::64], v[::64] = 4, -4, torch.tensor(20 / 3, dtype=dtype)
     x = torch.ones(1, dtype=dtype)
-    kernels.adam(partition, [x, None], g, m, v, *([number] * 2 for number in (0.5, 0.75, 0.5, 2.0, 6.0, 2.0)))
-    assert (m[::64].tolist(), x.tolist()) == ([3, 3], [0])
+    kernels.adam(partition, [x, None], g, m, v, *([number] * 2 for number in (0.25, 0.75, 0.5, 3.0, 6.0, 2.0)))
+    assert (m[::64].tolist(), x.tolist()) == ([2, 2], [0])
     assert torch.allclose(v[::64], torch.full((2,), 9, dtype=dtype)) and int(torch.count_nonzero(torch.stack([m, v]))) == 4
 
 
