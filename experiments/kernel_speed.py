@@ -161,6 +161,7 @@ def plot(rows):
         results.draw(time, rows[(rows.contender == name) & (rows.threads == threads)], look, label, "median_ms", "low_ms", "high_ms")
     draw_ratio_bars(time, rows[rows.threads == threads])
     time.set(title=f"Time, {threads} threads", ylabel="milliseconds", yscale="log")
+    time.set_ylim(top=100 * time.get_ylim()[1])  # room for the legend
     for axes, count in zip((one, two), THREADS):
         draw_times_limit(axes, rows[rows.threads == count], count)
     for axes in (time, one, two):
@@ -203,7 +204,7 @@ def draw_volume(axes: Axes):
             bottom += height
         axes.text(i, bottom, f"{bottom:.4g}", ha="center", va="bottom")
     axes.set_xticks(range(len(stacks)), stacks)
-    axes.set(title="Memory traffic of a step, the exchange's own left out", ylabel="bytes per element")
+    axes.set(title="Memory traffic of a step", ylabel="bytes per element, without the exchange's own")
     axes.grid(axis="x", visible=False)
 
 

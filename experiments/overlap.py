@@ -1,7 +1,10 @@
 """Overlap: how much of the exchange backward hides, on a link of 1 Gbit and on a slower one.
 
+With two ranks on two cores, only waiting can be hidden: what an exchange computes takes the core from backward. So there are two
+models: one computed here, and one whose layers leave the CPU idle, as if a GPU computed them.
+
     python experiments/overlap.py             redraw the figure from results/speed/overlap.csv
-    python experiments/overlap.py --measure   measure first, 5 minutes; needs root, or --delay
+    python experiments/overlap.py --measure   measure first, 6 minutes; needs root, or --delay
 
 Two ranks in two network namespaces; each step is forward, backward and optimizer.step() of a stack of linear layers.
 """
@@ -9,8 +12,10 @@ Two ranks in two network namespaces; each step is forward, backward and optimize
 import json
 import sys
 import tempfile
+import time
 import warnings
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +35,35 @@ RIVAL = "ddp_adam"
 LABELS = {RIVAL: (1, "DistributedDataParallel,\nfused Adam"), "no_overlap": (4, "1-bit Adam"), "overlap": (0, "1-bit Adam,\noverlap=True"),
           "compute": (2, "1-bit Adam,\nno network"), "exchange": (3, "its exchange alone")}
 RESAMPLES = 1000
+COMPUTED = ("here", "elsewhere")
+
+
+class Waiting(torch.autograd.Function):
+    """x -> x. Each way takes a while in which the CPU is idle; the weight's gradient is there from the start."""
+
+    @staticmethod
+    def forward(ctx, x, weight, gradient, seconds):
+        ctx.gradient, ctx.seconds = gradient, seconds
+        time.sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        time.sleep(ctx.seconds)
+        return dy, ctx.gradient, None, None
+
+
+class Elsewhere(torch.nn.Module):
+    """A layer with a weight as large as torch.nn.Linear's, as if computed by a device of its own."""
+
+    def __init__(self, width, seconds):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(width, width))
+        self.gradient = torch.randn(width, width)
+        self.seconds = seconds
+
+    def forward(self, x):
+        return Waiting.apply(x, self.weight, self.gradient, self.seconds)
 
 
 class Trained:
@@ -40,9 +74,11 @@ class Trained:
 
     def __init__(self, make, options, wrap=lambda model: model):
         torch.manual_seed(options.seed)
-        layers = [layer for _ in range(options.layers) for layer in (torch.nn.Linear(options.width, options.width), torch.nn.ReLU())]
-        self.x = torch.randn(options.batch, options.width)
-        self.model = wrap(torch.nn.Sequential(*layers))
+        width = options.width
+        layer = {"here": lambda: torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU()),
+                 "elsewhere": lambda: Elsewhere(width, options.layer_ms / 1e3)}[options.computed]
+        self.x = torch.randn(options.batch, width, requires_grad=True)
+        self.model = wrap(torch.nn.Sequential(*(layer() for _ in range(options.layers))))
         self.optimizer = make(self.model.parameters())
 
     def __call__(self):
@@ -110,7 +146,8 @@ def measure_as_rank(communicator, turn, options, rate, path):
     rows = []
     for name in made:
         sent = bytes_sent(name, made)
-        setting = {"mode": mode, "rate_mbit": rate, "workers": communicator.size, "threads": 1, "bytes_sent": sent, "wire_ms": 8e-3 * sent / rate}
+        setting = {"mode": mode, "computed": options.computed, "rate_mbit": rate, "workers": communicator.size, "threads": 1,
+                   "bytes_sent": sent, "wire_ms": 8e-3 * sent / rate}
         extra = hidden(timings, options.seed) if name == "overlap" else dict.fromkeys(("hidden", "hidden_low", "hidden_high"))
         rows.append({"contender": name, **setting, **timings.summary(name, rival), **extra})
     if communicator.rank == 0:
@@ -118,42 +155,46 @@ def measure_as_rank(communicator, turn, options, rate, path):
 
 
 def measure(options):
-    """Rows of the CSV, one for each rate and contender."""
+    """Rows of the CSV, one for each model, rate and contender."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="onebit-") as folder:
         path = Path(folder, "rows.json")
-        for rate in options.rates:
+        for computed, rate in product(COMPUTED, options.rates):
+            options.computed = computed
             if options.delay:
                 Processes(workers=RANKS, backend="gloo", start="fork").run(partial(measure_as_rank, options=options, rate=rate, path=path))
             else:
                 with network.link(rate) as ends:
-                    ends.run([sys.executable, __file__, *sys.argv[1:], "--as-rank", str(rate), str(path)])
+                    ends.run([sys.executable, __file__, *sys.argv[1:], "--as-rank", computed, str(rate), str(path)])
             rows += json.loads(path.read_text())
             found = next(row["hidden"] for row in rows[::-1] if row["contender"] == "overlap")
-            print(f"{rate:g} Mbit: {found:.0%} of what the network costs is hidden", flush=True)
+            print(f"computed {computed}, {rate:g} Mbit: {found:.0%} of what the network costs is hidden", flush=True)
     return rows
 
 
 def plot(rows):
-    """For each rate the time of a step and of its parts, with whiskers."""
-    rates = sorted(rows.rate_mbit.unique(), reverse=True)
-    drawing, panels = figures.figure(columns=len(rates))
+    """For each model and rate the time of a step and of its parts, with whiskers."""
+    cases = list(product(COMPUTED, sorted(rows.rate_mbit.unique(), reverse=True)))
+    drawing, panels = figures.figure(columns=len(cases) // len(COMPUTED), rows=len(COMPUTED))
     names = [name for name in LABELS if name in set(rows.contender)]
-    for axes, rate in zip(panels, rates):
-        chosen = rows[rows.rate_mbit == rate].set_index("contender")
+    for axes, (computed, rate) in zip(panels, cases):
+        chosen = rows[(rows.computed == computed) & (rows.rate_mbit == rate)].set_index("contender")
         for i, name in enumerate(names):
-            row, (look, _) = chosen.loc[name], LABELS[name]
-            colour, _, marker = results.LOOKS[look]
-            whiskers = [[max(row.median_ms - row.low_ms, 0)], [max(row.high_ms - row.median_ms, 0)]]
-            axes.errorbar(row.median_ms, i, xerr=whiskers, color=colour, marker=marker, markersize=7, capsize=3)
-            axes.annotate(f"{row.median_ms:,.0f} ms", (row.median_ms, i), (0, 8), textcoords="offset points", ha="center", fontsize=8)
-            axes.plot([row.wire_ms or np.nan] * 2, [i - 0.25, i + 0.25], color="0.4", linewidth=1)
+            draw_time(axes, chosen.loc[name], i, LABELS[name][0])
         overlap = chosen.loc["overlap"]
-        axes.set(title=f"{rate:g} Mbit/s: {overlap.hidden:.0%} hidden [{overlap.hidden_low:.0%}, {overlap.hidden_high:.0%}]",
+        axes.set(title=f"{rate:g} Mbit/s, computed {computed}:\n{overlap.hidden:.0%} hidden [{overlap.hidden_low:.0%}, {overlap.hidden_high:.0%}]",
                  xlabel="milliseconds (log scale)", xscale="log", ylim=(len(names) - 0.5, -0.7))
         axes.set_yticks(range(len(names)), [LABELS[name][1] for name in names])
         axes.margins(x=0.15)
     return drawing
+
+
+def draw_time(axes, row, i, look):
+    colour, _, marker = results.LOOKS[look]
+    whiskers = [[max(row.median_ms - row.low_ms, 0)], [max(row.high_ms - row.median_ms, 0)]]
+    axes.errorbar(row.median_ms, i, xerr=whiskers, color=colour, marker=marker, markersize=7, capsize=3)
+    axes.annotate(f"{row.median_ms:,.0f} ms", (row.median_ms, i), (0, 8), textcoords="offset points", ha="center", fontsize=8)
+    axes.plot([row.wire_ms or np.nan] * 2, [i - 0.25, i + 0.25], color="0.4", linewidth=1)
 
 
 def note(root):
@@ -164,11 +205,12 @@ def note(root):
     config = facts["config"]
     how = {"namespaces": "in two network namespaces, the link between them limited by tc tbf", "delay": "on loopback, each collective being delayed "
            "as if by such a link (DistributedDataParallel cannot be, so it is left out)"}[rows["mode"].iloc[0]]
-    return (f"{RANKS} gloo processes {how}. Forward, backward and step of {config['layers']} linear layers of {config['width']} x {config['width']}, "
-            f"{config['batch']} examples a rank, buckets of {config['bucket_cap_mb']:g} MB; one thread a rank, so on a machine of {RANKS} cores "
-            "computing leaves none for the exchange. Both ranks start a step together and the slower one counts. Upright line: how long the link "
-            "takes for the bytes. Hidden: 1 - (overlap - no network) / (no overlap - no network), of the medians, in brackets its 95% interval by "
-            "resampling the rounds.")
+    return (f"{RANKS} gloo processes {how}. Forward, backward and step of {config['layers']} layers of {config['width']} x {config['width']}, "
+            f"buckets of {config['bucket_cap_mb']:g} MB, one thread a rank on a machine of {RANKS} cores. Computed here: linear layers, "
+            f"{config['batch']} examples a rank, which leave no core for the exchange. Elsewhere: each layer leaves the CPU idle for "
+            f"{config['layer_ms']:g} ms each way, as if a GPU computed it. Both ranks start a step together and the slower one counts. Upright line: "
+            "how long the link takes for the bytes. Hidden: 1 - (overlap - no network) / (no overlap - no network), of the medians, in brackets its "
+            "95% interval by resampling the rounds.")
 
 
 def main():
@@ -177,16 +219,17 @@ def main():
     made.add_argument("--layers", type=int, default=16)
     made.add_argument("--width", type=int, default=1024)
     made.add_argument("--batch", type=int, default=32, help="examples a rank: how long backward takes")
-    made.add_argument("--bucket-cap-mb", type=float, default=8.0)
+    made.add_argument("--layer-ms", type=float, default=3.0, help="how long a layer takes that is computed elsewhere, each way")
+    made.add_argument("--bucket-cap-mb", type=float, default=8.1, help="by default two layers")
     made.add_argument("--delay", action="store_true", help="an artificial delay instead of namespaces, which need root")
-    made.add_argument("--as-rank", nargs=2, metavar=("RATE", "FILE"), help="be one rank on the link; the experiment itself uses it")
+    made.add_argument("--as-rank", nargs=3, metavar=("COMPUTED", "RATE", "FILE"), help="be one rank on the link; the experiment itself uses it")
     options = results.parse(made, quick={"layers": 4, "width": 256, "bucket_cap_mb": 0.25, "rates": (1000.0,), "rounds": 1})
     if options.as_rank:
-        rate, path = float(options.as_rank[0]), Path(options.as_rank[1])
+        options.computed, rate, path = options.as_rank[0], float(options.as_rank[1]), Path(options.as_rank[2])
         Processes(workers=None, backend="gloo", start="fork").run(partial(measure_as_rank, options=options, rate=rate, path=path))
         return
     if options.measure:
-        names = ("rates", "layers", "width", "batch", "bucket_cap_mb", "delay", "rounds", "seed")
+        names = ("rates", "layers", "width", "batch", "layer_ms", "bucket_cap_mb", "delay", "rounds", "seed")
         try:
             rows = measure(options)
         except RuntimeError as error:

@@ -292,7 +292,7 @@ def settings(name, rows, quick):
         return {(contender, n, count, W) for contender in module.LABELS for n, count in tensors for W in module.RANKS}, ["n", "tensors", "workers"]
     rates = (1000.0,) if quick else (1000.0, 200.0)
     left_out = {module.RIVAL} if set(rows["mode"]) == {"delay"} else set()
-    return {(contender, rate) for contender in module.LABELS.keys() - left_out for rate in rates}, ["rate_mbit"]
+    return set(product(module.LABELS.keys() - left_out, module.COMPUTED, rates)), ["computed", "rate_mbit"]
 
 
 def check(name, root, quick):
@@ -316,7 +316,7 @@ def test_an_experiment_runs_from_measuring_to_its_figure(name, arguments, tmp_pa
     if name == "kernel_speed":
         assert "yes" in done.stdout or "NO" in done.stdout  # the bar at 64K
     if name == "overlap":
-        assert set(rows["mode"]) == {"delay" if arguments else "namespaces"} and rows.hidden.notna().sum() == 1
+        assert set(rows["mode"]) == {"delay" if arguments else "namespaces"} and rows.hidden.notna().sum() == 2
     figure = tmp_path / "figures" / f"{name}.png"
     before = figure.read_bytes(), figure.with_suffix(".pdf").read_bytes()
     monkeypatch.setattr(sys, "argv", [name, "--results", str(tmp_path)])
