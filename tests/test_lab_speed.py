@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 
 import numpy as np
 import pandas as pd
