@@ -123,7 +123,7 @@ def test_dependencies_point_one_way(path):
 
 
 # the compiled kernels, which are imported on demand only
-ON_DEMAND = {"cpu": {"numba"}, "cpu_loops": {"numba", "llvmlite"}, "cuda": {"cupy"}}
+ON_DEMAND = {"cpu": {"numba"}, "cpu_loops": {"numba"}, "cpu_vectors": {"numba", "llvmlite"}, "cuda": {"cupy"}}
 
 
 @pytest.mark.parametrize("path", sorted(p for p in PACKAGE.rglob("*.py") if "lab" not in p.parts), ids=lambda p: str(p.relative_to(PACKAGE)))

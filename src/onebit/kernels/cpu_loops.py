@@ -6,20 +6,32 @@ GIL. What a block gives depends on that block only. T is the NumPy type of the e
 
 import hashlib
 import inspect
-import operator
 from functools import cache
 
 import numpy as np
-from llvmlite import ir
-from numba import cfunc, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
+from numba import cfunc, njit
 
 from .. import layout
-from ..layout import ALIGNMENT, BLOCK, Column
-
-LANES = ALIGNMENT  # of a Vector; in the definition, of a sum
-BITS = types.uint64  # of a Vector's elements, the first one lowest
+from ..layout import BLOCK, Column
+from . import cpu_vectors
+from .cpu_vectors import (
+    LANES,
+    add_halves,
+    add_squares,
+    count_ones,
+    fetch_and_increment,
+    load,
+    load_vector,
+    nonzero_bits,
+    pointer,
+    record,
+    select,
+    sign_bits,
+    size_of,
+    splat,
+    square_root,
+    store,
+)
 
 
 def _integers(*names):
@@ -50,207 +62,6 @@ def named(name, function):
     """Compiled code goes by this name in numba's cache and in a process: of two with one name, one would be called in place of the other."""
     function.__qualname__ = name
     return function
-
-
-# ---- numbers in registers and in memory
-
-
-class Vector(types.Type):
-    """ALIGNMENT numbers in registers, with + - * /, each operation rounded on its own."""
-
-    def __init__(self, dtype):
-        self.dtype = dtype
-        super().__init__(name=f"Vector({dtype})")
-
-
-@register_model(Vector)
-class _VectorModel(models.PrimitiveModel):
-    def __init__(self, manager, vector):
-        super().__init__(manager, vector, ir.VectorType(manager[vector.dtype].get_value_type(), LANES))
-
-
-def _operator(symbol, instruction):
-    @type_callable(symbol)
-    def declare(context):
-        return lambda a, b: a if isinstance(a, Vector) and a == b else None
-
-    @lower_builtin(symbol, Vector, Vector)
-    def generate(context, builder, signature, args):
-        return getattr(builder, instruction)(*args)
-
-
-_operator(operator.add, "fadd")
-_operator(operator.sub, "fsub")
-_operator(operator.mul, "fmul")
-_operator(operator.truediv, "fdiv")
-
-
-def _load(result, T, address):
-    def generate(context, builder, signature, args):
-        value = builder.load(builder.inttoptr(args[1], context.get_value_type(result).as_pointer()))
-        value.align = 1
-        return value
-
-    return result(T, address), generate
-
-
-@intrinsic
-def pointer(typing, T, address):
-    """The memory at an address as an array of T, aligned for it."""
-
-    def generate(context, builder, signature, args):
-        return builder.inttoptr(args[1], context.get_value_type(signature.return_type))
-
-    return types.CPointer(T.dtype)(T, address), generate
-
-
-@intrinsic
-def record(typing, T, address):
-    """The record of type T at an address."""
-
-    def generate(context, builder, signature, args):
-        return builder.inttoptr(args[1], context.get_value_type(T.dtype))
-
-    return T.dtype(T, address), generate
-
-
-@intrinsic
-def size_of(typing, T):
-    """Bytes of a T."""
-    return types.intp(T), lambda context, builder, signature, args: ir.IntType(64)(T.dtype.bitwidth // 8)
-
-
-def _load(result, T, address):
-    def generate(context, builder, signature, args):
-        return builder.load(builder.inttoptr(args[1], context.get_value_type(result).as_pointer()), align=1)
-
-    return result(T, address), generate
-
-
-@intrinsic
-def load(typing, T, address):
-    """The number of type T at an address, aligned or not."""
-    return _load(T.dtype, T, address)
-
-
-@intrinsic
-def load_vector(typing, T, address):
-    """The Vector of T at an address, aligned or not."""
-    return _load(Vector(T.dtype), T, address)
-
-
-@intrinsic
-def store(typing, address, value):
-    """Write a number or Vector to an address, aligned or not."""
-
-    def generate(context, builder, signature, args):
-        builder.store(args[1], builder.inttoptr(args[0], args[1].type.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(address, value), generate
-
-
-@intrinsic
-def fetch_and_increment(typing, address):
-    """The int64 at an address, which becomes one more; each thread sees another one."""
-
-    def generate(context, builder, signature, args):
-        place = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", place, ir.IntType(64)(1), "monotonic")
-
-    return types.int64(address), generate
-
-
-@intrinsic
-def splat(typing, x):
-    """The Vector whose elements all are x."""
-
-    def generate(context, builder, signature, args):
-        vector = ir.VectorType(args[0].type, LANES)
-        one = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], ir.IntType(32)(0))
-        return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
-
-    return Vector(x)(x), generate
-
-
-@intrinsic
-def select(typing, bits, yes, no):
-    """From each element of yes where its bit is 1, of no where it is 0."""
-
-    def generate(context, builder, signature, args):
-        return builder.select(builder.bitcast(args[0], ir.VectorType(ir.IntType(1), LANES)), *args[1:])
-
-    return yes(BITS, yes, no), generate
-
-
-def _comparison(compare, symbol):
-    def generate(context, builder, signature, args):
-        flags = getattr(builder, compare)(symbol, args[0], ir.Constant(args[0].type, [0.0] * LANES))
-        return builder.bitcast(flags, ir.IntType(LANES))
-
-    return generate
-
-
-@intrinsic
-def sign_bits(typing, x):
-    """Bits: x >= 0."""
-    return BITS(x), _comparison("fcmp_ordered", ">=")
-
-
-@intrinsic
-def nonzero_bits(typing, x):
-    """Bits: x != 0; so NaN is not zero."""
-    return BITS(x), _comparison("fcmp_unordered", "!=")
-
-
-@intrinsic
-def count_ones(typing, bits):
-    def generate(context, builder, signature, args):
-        return builder.ctpop(args[0])
-
-    return types.int64(bits), generate
-
-
-@intrinsic
-def square_root(typing, x):
-    """Rounded as IEEE wants it."""
-
-    def generate(context, builder, signature, args):
-        name = f"llvm.sqrt.v{LANES}f{x.dtype.bitwidth}"
-        return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(args[0].type, [args[0].type]), name), args)
-
-    return x(x), generate
-
-
-@intrinsic
-def add_squares(typing, sums, x):
-    """sums + x * x, in float64."""
-
-    def generate(context, builder, signature, args):
-        sums, x = args
-        if x.type == sums.type:
-            return builder.fadd(sums, builder.fmul(x, x))
-        wide = builder.fpext(x, sums.type)
-        fused = ("contract",)  # rounds once instead of twice; but the product of two float32 is exact
-        return builder.fadd(sums, builder.fmul(wide, wide, flags=fused), flags=fused)
-
-    return sums(sums, x), generate
-
-
-@intrinsic
-def add_halves(typing, sums):
-    """Left half to right half, until one number is left."""
-
-    def generate(context, builder, signature, args):
-        vector, width = args[0], LANES
-        while width > 1:
-            width //= 2
-            lanes = [ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(first, first + width))) for first in (0, width)]
-            left, right = (builder.shuffle_vector(vector, vector, half) for half in lanes)
-            vector = builder.fadd(left, right)
-        return builder.extract_element(vector, ir.IntType(32)(0))
-
-    return sums.dtype(sums), generate
 
 
 # ---- messages and blocks
@@ -462,7 +273,8 @@ def finish_message(T, task):
 # ---- C functions of a task's address, for float32 and float64, compiled on first use
 
 
-_LAYOUT = hashlib.sha256(inspect.getsource(layout).encode()).hexdigest()[:8]  # numba itself looks for changes in this file only
+# numba itself looks for changes in this file only
+_OTHER_FILES = hashlib.sha256("".join(map(inspect.getsource, (layout, cpu_vectors))).encode()).hexdigest()[:8]
 
 
 def _c_function(of_type):
@@ -470,7 +282,7 @@ def _c_function(of_type):
 
     @cache
     def compiled(T):
-        function, options = named(f"{of_type.__name__}_{T.__name__}_{_LAYOUT}", of_type(T)), {"error_model": "numpy"}
+        function, options = named(f"{of_type.__name__}_{T.__name__}_{_OTHER_FILES}", of_type(T)), {"error_model": "numpy"}
         try:
             return cfunc("void(int64)", cache=True, **options)(function)
         except RuntimeError:  # neither the package's folder nor the user's can be written

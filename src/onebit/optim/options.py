@@ -126,5 +126,5 @@ def check_may_step(optimizer):
         raise RuntimeError(
             "torch.amp.GradScaler decides on each rank alone whether to skip a step, and the ranks would drift apart. Use bfloat16, which needs "
             "no scaler; or scale the loss yourself by one number on all ranks, divide the gradients by it, call step(), which skips on all ranks "
-            "alike, and halve the number if optimizer.last_step_skipped"
+            "alike, and halve the number if optimizer.last_step_skipped (with overlap=False, which lets gradients be changed after backward)"
         )
