@@ -622,6 +622,14 @@ def test_what_cannot_work_is_refused_with_the_remedy():
         onebit.DistributedAdam([{"params": []}])
 
 
+def test_a_model_converted_after_the_optimizer_was_made_raises():
+    model = torch.nn.Linear(3, 2)
+    optimizer = onebit.OneBitAdam(model.parameters(), warmup=3, communicator=Single())
+    model.double()
+    with pytest.raises(RuntimeError, match="from torch.float32 on cpu to torch.float64 on cpu"):
+        optimizer.step()
+
+
 def test_a_compiled_step_is_the_step():
     plain, compiled = (make(Single(), warmup=4) for _ in range(2))
     step_compiled = torch.compile(compiled.optimizer.step, backend="eager")

@@ -214,6 +214,20 @@ def test_a_frozen_variance_is_not_taken_for_a_raw_one():
         make(Single(), onebit.DistributedAdam, shapes=SHAPES).optimizer.load_state_dict(state)
 
 
+def test_errors_are_taken_only_by_the_optimizer_that_made_them():
+    """NaiveOneBitAdam's are in units of the gradient, OneBitAdam's of the momentum; and a server error belongs to its bucket."""
+    options = {"shapes": SHAPES, "bias_correction": False}
+    run = make(Single(), warmup=3, **options)
+    for t in range(6):
+        step(run, t, 0)
+    with pytest.raises(ValueError, match="load it into onebit.OneBitAdam"):
+        make(Single(), onebit.NaiveOneBitAdam, **options).optimizer.load_state_dict(saved(run.optimizer))
+    state = saved(run.optimizer)
+    del state["param_groups"][0]["onebit"]["chunks"]
+    with pytest.raises(ValueError, match="other buckets"):
+        make(Single(), warmup=3, **options).optimizer.load_state_dict(state)
+
+
 def test_loading_torch_adamw_starts_from_its_moments():
     params = [torch.nn.Parameter(torch.ones(s)) for s in SHAPES]
     adamw = torch.optim.AdamW(params, lr=0.3)

@@ -267,3 +267,59 @@ def test_buckets_hold_whole_parameters_up_to_their_cap_from_the_last_to_the_firs
     assert sizes(4 * 60) == [[[20, 30, 5]], [[300]], [[10]]]
     assert sizes(4 * 320) == [[[20, 30, 5]], [[10, 300]]]
     assert sizes(1) == [[[5]], [[30]], [[20]], [[300]], [[10]]]
+
+
+@pytest.mark.parametrize("frozen_at_first", [True, False])
+def test_layers_may_be_frozen_and_thawed_between_steps(frozen_at_first):
+    """The same bits as without overlap; a bucket that cannot begin during backward begins in step()."""
+    def run(communicator, overlap):
+        model = Net()
+        model.layers[2].requires_grad_(not frozen_at_first)
+        optimizer = onebit.OneBitAdam(model.parameters(), warmup=8, bucket_cap_mb=SMALL, overlap=overlap, communicator=communicator)
+        for t in range(12):
+            if t == 2:
+                model.layers[2].requires_grad_(frozen_at_first)
+            if t == 4:
+                model.layers[2].requires_grad_(True)
+            backward(model, t, communicator.rank)
+            optimizer.step()
+            optimizer.zero_grad()
+        return everything(model, optimizer)
+
+    for ours, theirs in zip(run_threads(2, lambda c: run(c, True)), run_threads(2, lambda c: run(c, False))):
+        assert same(ours, theirs)
+
+
+def test_compress_may_change_between_steps_of_the_warmup():
+    model, optimizer = make(Single(), warmup=8, bucket_cap_mb=SMALL, overlap=True)
+    for t in range(12):
+        optimizer.param_groups[1]["compress"] = t < 4
+        backward(model, t, 0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [part.compress for part in optimizer._parts].count(False) == 2 and optimizer.phase == "compressed"
+
+
+def test_betas_that_change_after_a_bucket_left_raise():
+    _, optimizer = one_step()
+    optimizer.param_groups[0]["betas"] = (0.5, 0.9)
+    with pytest.raises(RuntimeError, match="betas changed"):
+        optimizer.step()
+
+
+def test_the_way_out_after_an_interrupted_backward_is_the_one_in_the_message():
+    """A new optimizer with the old one's state goes on as if the broken step had never begun."""
+    model, optimizer = one_step()
+    with pytest.raises(RuntimeError, match="make a new optimizer, load this one's state_dict"):
+        backward(model, 2, 0)
+    state = optimizer.state_dict()
+    del optimizer
+    model.zero_grad()
+    groups = [{"params": model.layers.parameters()}, {"params": model.sometimes.parameters()}]
+    other = onebit.OneBitAdam(groups, warmup=1, bucket_cap_mb=SMALL, overlap=True, communicator=Single())
+    other.load_state_dict(state)
+    for t in range(2, 4):
+        backward(model, t, 0)
+        other.step()
+        other.zero_grad()
+    assert other.steps == 3

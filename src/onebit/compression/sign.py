@@ -74,4 +74,6 @@ class SignFeedback:
         if self._spare is None:
             self._spare = self._compensated if self._in_place else torch.empty_like(self._compensated)
         payload, self._next_scales = kernel(self.compressor.partition, z, self._compensated, self._scales, self._spare)
+        if self._in_place:  # what was sent is lost if the exchange fails, but the error is still that of one round
+            self._scales = self._next_scales
         return payload

@@ -20,7 +20,7 @@ def for_device(kind):
     module, package, extra = COMPILED[kind]
     try:
         return import_module(f".{module}", __name__)
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # llvmlite without its library raises OSError
         warnings.warn(f"{package} cannot be imported ({error}): compression runs in plain torch, many times slower than it could. "
                       f"Remedy: pip install {package if kind == 'cpu' else 'cupy-cuda13x'}, or the extra onebit[{extra}]", stacklevel=3)
         return torch_ops

@@ -18,7 +18,7 @@ from .options import (
     option_names,
     reject_unknown,
 )
-from .overlap import Overlap
+from .overlap import STUCK, Overlap
 from .state import FlatOptimizer
 from .traffic import Communication, Meter
 
@@ -129,7 +129,7 @@ class DistributedOptimizer(FlatOptimizer):
 
     def _may_start_early(self):
         """Whether an exchange may begin before step() has looked at everything: not before the ranks have been compared."""
-        return self._ranks_checked
+        return self._ranks_checked and [group["compress"] for group in self.param_groups] == self._compress_flags
 
     def _start_early(self, part):
         """Start to average a part's gradients before step(): (future, what `_measure` finds)."""
@@ -143,7 +143,7 @@ class DistributedOptimizer(FlatOptimizer):
 
     def _must_be_idle(self, what):
         if self._hooks and self._hooks.is_under_way:
-            raise RuntimeError(f"{what} between backward and step(), while gradients are being averaged: do it after step()")
+            raise RuntimeError(f"{what} between backward and step(), while gradients are being averaged: do it after step(). {STUCK}")
 
     def _measure(self, part, gradients=None):
         """Of a part's gradients: (squared norm, elements that are not zero where masked), float64 [2]."""
@@ -176,7 +176,8 @@ class DistributedOptimizer(FlatOptimizer):
             if not self._communicator_is_given and default_communicator().size != self.communicator.size:
                 raise RuntimeError("torch.distributed was initialised after the optimizer was made, which therefore works alone: make the optimizer "
                                    "after init_process_group, or pass communicator=onebit.comm.Single() to train separate models on purpose")
-            check_not_moved(self._params(), self._parts[0].device)
+            for part in self._parts:
+                check_not_moved(part.params, part.device, part.dtypes)
             self._compare_ranks()
             self._ranks_checked = True
         check_dense(self._params(), self._names())

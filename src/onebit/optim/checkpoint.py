@@ -23,7 +23,7 @@ def errors_to_take(facts, rank, size, chunks, reset_errors):
         return ()
     if facts["errors_are_shared"]:
         return ("worker_error",)
-    if (facts["rank"], facts["size"]) == (rank, size) and [tuple(chunk) for chunk in facts.get("chunks", chunks)] == chunks:
+    if (facts["rank"], facts["size"]) == (rank, size) and [tuple(chunk) for chunk in facts.get("chunks", ())] == chunks:
         return ("worker_error", "server_error")
     if reset_errors:
         return ()

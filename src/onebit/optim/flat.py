@@ -53,9 +53,9 @@ class FlatState:
         self.device = self.params[0].device
         self.kernels = kernels.for_device(self.device.type)
         self.layout = Layout([p.shape for p in self.params], ranks, self.device)
-        dtypes = {p.dtype for p in self.params}
-        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        self.wire_dtype = dtypes.pop() if len(dtypes) == 1 else self.dtype
+        self.dtypes = [p.dtype for p in self.params]
+        self.dtype = torch.float64 if torch.float64 in self.dtypes else torch.float32
+        self.wire_dtype = self.dtypes[0] if len(set(self.dtypes)) == 1 else self.dtype
         self.variance = self._zeros()
         self.momentum = self._zeros()
         self.drop_errors()
@@ -89,7 +89,8 @@ class FlatState:
 
     def per_tensor(self, value):
         """value(group) for each parameter."""
-        return [value(group) for group in self.groups]
+        values = {id(group): value(group) for group, _ in self.spans}
+        return [values[id(group)] for group in self.groups]
 
     def trained(self):
         """Each parameter, or None if it is frozen."""

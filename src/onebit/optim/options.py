@@ -102,11 +102,12 @@ def check_tensors(params):
         raise ValueError(f"parameters lie on {names}: give each device its own optimizer, or move the model to one device")
 
 
-def check_not_moved(params, device):
-    """Raise RuntimeError if the model has moved since the optimizer made its state on `device`."""
-    for p in params:
-        if p.device != device:
-            raise RuntimeError(f"parameters moved from {device} to {p.device} after the optimizer was made: move the model first, then make it")
+def check_not_moved(params, device, dtypes):
+    """Raise RuntimeError if the model has moved, or changed its type, since the optimizer made its state."""
+    for p, dtype in zip(params, dtypes):
+        if (p.device, p.dtype) != (device, dtype):
+            raise RuntimeError(f"parameters went from {dtype} on {device} to {p.dtype} on {p.device} after the optimizer was made: move and convert "
+                               "the model first, then make it")
 
 
 def has_sparse_gradient(p):

@@ -4,6 +4,10 @@ import weakref
 from contextlib import contextmanager
 from functools import partial
 
+import torch
+
+STUCK = ("If a backward was interrupted or its step left out, make a new optimizer, load this one's state_dict() into it, and drop this one, on all "
+         "ranks")
 
 class Overlap:
     """Begins a bucket's exchange as soon as backward has accumulated the gradients of all its parameters.
@@ -20,18 +24,22 @@ class Overlap:
         self._optimizer = weakref.ref(optimizer)
         self._parts = optimizer._parts
         self._paused = False
-        self._hooks = [p.register_post_accumulate_grad_hook(partial(_arrived, weakref.ref(self), i))
-                       for i, part in enumerate(self._parts) for p in part.params if p.requires_grad]
+        self._hooks = {}
+        self._hook = torch.compiler.disable(_arrived)  # here rather than at import, since it loads the compiler
         self._forget()
 
     def remove(self):
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
 
     def _forget(self):
         """Wait for all gradients anew."""
-        self._started = []  # for each part whose exchange has begun, in order: (future, measured, versions of its gradients)
-        self._missing = [{p for p in part.params if p.requires_grad} for part in self._parts]
+        self._started = []  # for each part whose exchange has begun, in order: (future, measured, versions of its gradients, betas)
+        self._missing = None  # for each part the parameters whose gradients are to come; known when the first one comes
+        for i, part in enumerate(self._parts):
+            for p in part.params:
+                if p.requires_grad and p not in self._hooks:  # a bucket with a parameter without hook begins in step()
+                    self._hooks[p] = p.register_post_accumulate_grad_hook(partial(self._hook, weakref.ref(self), i))
 
     @property
     def is_under_way(self):
@@ -52,8 +60,10 @@ class Overlap:
             return
         if i < len(self._started):
             raise RuntimeError("a gradient was accumulated after its bucket had left to be averaged. With gradient accumulation, run all but "
-                               "the last backward inside `with optimizer.no_sync():`; if a step is left out after a backward, or checkpointing runs "
-                               "a part of backward twice (use_reentrant=True), set overlap=False")
+                               "the last backward inside `with optimizer.no_sync():`; if checkpointing runs a part of backward twice "
+                               f"(use_reentrant=True), set overlap=False. {STUCK}")
+        if self._missing is None:
+            self._missing = [{p for p in part.params if p.requires_grad} for part in self._parts]
         self._missing[i].discard(p)
         while len(self._started) < len(self._parts) and not self._missing[len(self._started)]:
             self._start()
@@ -65,8 +75,8 @@ class Overlap:
             self._start()
         started = self._started
         self._forget()
-        self._measured = [measured for _, measured, _ in started]
-        return [future for future, _, _ in started]
+        self._measured = [measured for _, measured, _, _ in started]
+        return [future for future, _, _, _ in started]
 
     def measured(self):
         """What `measure` gave for each part's gradients when they left."""
@@ -75,17 +85,19 @@ class Overlap:
     def _start(self):
         part = self._parts[len(self._started)]
         future, measured = self._optimizer()._start_early(part)
-        self._started.append((future, measured, _versions(part)))
+        self._started.append((future, measured, _versions(part), _betas(part)))
 
     def _check_unchanged(self):
         names = dict(zip(self._optimizer()._params(), self._optimizer()._names()))
-        for part, (_, _, versions) in zip(self._parts, self._started):
+        for part, (_, _, versions, betas) in zip(self._parts, self._started):
+            if betas != _betas(part):
+                raise RuntimeError("betas changed between backward and step(), while the momentum was being averaged: change it after step()")
             for p, before, now in zip(part.params, versions, _versions(part)):
                 if before != now:
                     raise RuntimeError(f"the gradient of {names[p]} changed after its bucket had left to be averaged during backward, so that the "
                                        "change would be lost. Change gradients in hooks that run before they are accumulated "
                                        "(Tensor.register_hook), or set overlap=False; clip with the optimizer's max_grad_norm, which needs "
-                                       "overlap=False too")
+                                       f"overlap=False too. {STUCK}")
 
 
 def _arrived(overlap, i, p):
@@ -97,3 +109,8 @@ def _arrived(overlap, i, p):
 def _versions(part):
     """What changes when somebody writes into a gradient or replaces it."""
     return [None if g is None else (g.data_ptr(), g._version) for g in part.gradients()]
+
+
+def _betas(part):
+    """The options that an exchange has already used."""
+    return [group["betas"] for group, _ in part.spans]

@@ -161,7 +161,7 @@ class FlatOptimizer(torch.optim.Optimizer):
             self._take_errors(part, [saved[p] for p in part.params])
 
     def _check_kind(self, facts):
-        if facts.get("variance_is_corrected"):
+        if facts.get("variance_is_corrected") or "variance_steps" in facts and facts["holds_errors"]:
             raise ValueError("this checkpoint holds a frozen variance: load it into onebit.OneBitAdam, and call restart_warmup(steps) to go on "
                              "exactly")
 
