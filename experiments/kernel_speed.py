@@ -215,8 +215,8 @@ NOTE = ("One fp32 tensor. The limit is the time in which a += b, run in the same
 
 def main():
     made = results.parser(__doc__, rounds=31)
-    made.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="elements, multiples of 256")
-    made.add_argument("--threads", type=int, nargs="+", default=THREADS)
+    made.add_argument("--sizes", type=results.positive(int), nargs="+", default=SIZES, help="elements, multiples of 256")
+    made.add_argument("--threads", type=results.positive(int), nargs="+", default=THREADS)
     options = results.parse(made, quick={"sizes": (2**16,), "rounds": 1})
     if options.measure:
         config = {"sizes": list(options.sizes), "threads": list(options.threads), "rounds": options.rounds, "seed": options.seed}

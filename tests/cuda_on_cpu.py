@@ -21,7 +21,8 @@ import torch
 import onebit.kernels.torch_ops  # noqa: F401 what cuda.py needs, before sys.modules is put back
 
 SHIM = Path(__file__).with_name("cuda_shim.h")
-FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w")
+# -Bsymbolic: the library's own functions, not what the process happens to have under their names, such as zlib's compress
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-Wl,-Bsymbolic")
 COMPILER = shutil.which("g++")
 
 

@@ -334,5 +334,6 @@ def test_without_measurements_a_figure_says_how_to_make_them(tmp_path):
 def test_committed_measurements_are_complete(name):
     if not (RESULTS / "speed" / f"{name}.csv").exists():
         pytest.skip(f"results/speed/{name}.csv is not there: python experiments/{name}.py --measure makes it")
-    check(name, RESULTS, quick=False)
+    rows = check(name, RESULTS, quick=False)
+    assert (speed_results.judge(getattr(load_figure(name), "BARS", ()), rows).holds == "yes").all()
     assert (RESULTS / "figures" / f"{name}.png").exists()

@@ -168,6 +168,18 @@ def test_accumulation_inside_no_sync_equals_the_sum_of_the_gradients(overlap):
         assert same(whole, halves)
 
 
+def test_after_no_sync_buckets_leave_early_again():
+    model, optimizer = make(Single(), warmup=1, bucket_cap_mb=SMALL, overlap=True)
+    for t in range(3):
+        with optimizer.no_sync():
+            backward(model, t, 0)
+        assert not optimizer._hooks.is_under_way
+        backward(model, t, 0)
+        assert optimizer._hooks.is_under_way == (t > 0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 # ---- what would be wrong raises
 
 

@@ -108,15 +108,16 @@ def _make(ends: Ends, rate_mbit: float) -> None:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """SIGTERM raises SystemExit inside, so that what is to be removed is removed."""
+    """SIGTERM and SIGHUP raise SystemExit inside, so that what is to be removed is removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _exit)
+    before = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _exit(number: int, frame) -> None:

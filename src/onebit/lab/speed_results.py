@@ -155,12 +155,25 @@ def save(drawing: Figure, text: str, root: Path, name: str) -> Path:
 # ---- the command line
 
 
+def positive(kind: type) -> Callable[[str], float]:
+    """A type of an option that is a positive number."""
+
+    def parse_positive(text: str) -> float:
+        value = kind(text)
+        if value <= 0:
+            raise ValueError
+        return value
+
+    parse_positive.__name__ = f"positive {kind.__name__}"
+    return parse_positive
+
+
 def parser(description: str, rounds: int) -> argparse.ArgumentParser:
     """Options that all speed experiments have."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--measure", action="store_true", help="measure first; otherwise redraw from the CSV")
     made.add_argument("--quick", action="store_true", help="tiny sizes and few rounds, to see that it runs, into results/live")
-    made.add_argument("--rounds", type=int, default=rounds, help="rounds that count, in each setting")
+    made.add_argument("--rounds", type=positive(int), default=rounds, help="rounds that count, in each setting")
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--results", type=Path, help="the folder that holds speed/ and figures/")
     return made

@@ -139,6 +139,16 @@ class FlatState:
         entries[0]["server_error"] = server_error
         return entries
 
+    def computed(self, name, i):
+        """The entry `name` of parameter i, which is not stored; KeyError if it has none."""
+        if name == "exp_avg" and self.packed is not None:
+            return self.layout.views(self.momentum)[i]
+        if name == "worker_error" and self.allreduce:
+            return self.layout.views(self.allreduce.worker_error)[i]
+        if name == "server_error" and self.allreduce and i == 0:
+            return self.allreduce.server_error
+        raise KeyError(name)
+
     def _by_parameter(self, vectors):
         views = {name: self.layout.views(vector) for name, vector in vectors.items()}
         return [{name: views[name][i] for name in views} for i in range(len(self.params))]

@@ -78,9 +78,6 @@ class OneBitAdam(DistributedAdam):
     def _take_step(self):
         return self._compressed_step() if self._holds_errors else self._warmup_step()
 
-    def _may_start_early(self):
-        return super()._may_start_early() and self._holds_errors == (self.phase == "compressed")
-
     def _warmup_step(self):
         taken = self._exact_step()
         if taken and self.warmup.wants(self.steps):
