@@ -14,15 +14,10 @@ N = sum(torch.Size(shape).numel() for shape in SHAPES)
 
 
 def bytes_of_all_tensors():
-    """Bytes of the distinct storages of all tensors that live in this process; the least of some looks, since a thread of gloo's may hold
-    the tensors of the last collective for a moment longer."""
-    looks = []
-    for _ in range(10):
-        gc.collect()
-        storages = [x.untyped_storage() for x in gc.get_objects() if isinstance(x, torch.Tensor)]
-        looks.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
-        time.sleep(0.02)
-    return min(looks)
+    """Bytes of the distinct storages of all tensors that live in this process."""
+    gc.collect()
+    storages = [x.untyped_storage() for x in gc.get_objects() if isinstance(x, torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def state_bytes(communicator, overlap, synchronize):
@@ -31,16 +26,21 @@ def state_bytes(communicator, overlap, synchronize):
     params = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
     optimizer = onebit.OneBitAdam(params, warmup=2, communicator=communicator, overlap=overlap)
     found = []
+
+    def look():
+        time.sleep(0.1)  # a thread of gloo's may hold the tensors of the last collective for a moment longer
+        found.append((bytes_of_all_tensors() - before) / N - 8)
+
     for t in range(5):
         generator = torch.Generator().manual_seed(10 * t + communicator.rank)
         sum((p * torch.randn(p.shape, generator=generator)).sum() for p in params).backward()
         optimizer.step()
-        found.append((bytes_of_all_tensors() - before) / N - 8)
+        look()
         optimizer.zero_grad(set_to_none=False)
     if synchronize:
         optimizer.state_dict()
         optimizer.synchronize()
-        found.append((bytes_of_all_tensors() - before) / N - 8)
+        look()
     return found
 
 
