@@ -3,6 +3,7 @@
 import time
 
 import pytest
+import test_behaviour
 import torch
 from launch import BACKENDS
 from test_behaviour import same
@@ -44,8 +45,7 @@ def backward(model, t, rank, scale=1.0, **options):
 
 
 def everything(model, optimizer):
-    state = optimizer.state_dict()["state"]
-    return [p.detach().clone() for p in model.parameters()] + [v.clone() for entries in state.values() for v in entries.values()]
+    return test_behaviour.everything(test_behaviour.Run(list(model.parameters()), optimizer))
 
 
 def train(communicator, kind, options, compress=True, steps=16):

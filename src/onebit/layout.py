@@ -133,9 +133,9 @@ class Layout:
 
     def worker_partition(self, active=None):
         """One scale per tensor; row j is what travels to rank j. `active`: bool [size]; None: all but padding."""
-        pieces, blocks = self._pieces(), self._blocks()
+        pieces = self._pieces()
         mask = pack_bits(self.real if active is None else active)
-        return _partition(self.lengths, self._table(pieces, 1), self._table(pieces, 0), mask, blocks)
+        return _partition(self.lengths, self._table(pieces, 1), self._table(pieces, 0), mask, self._blocks(pieces))
 
     def server_partition(self, rank, worker):
         """One scale per piece of the chunk that `rank` serves; one row. `worker`: the worker's partition."""
@@ -168,9 +168,8 @@ class Layout:
         rows = [[piece[column] for piece in row] + [0] * (width - len(row)) for row in pieces]
         return torch.tensor(rows, device=self.device)
 
-    def _blocks(self):
+    def _blocks(self, pieces):
         """The table of blocks, without FULL, which the mask decides."""
-        pieces = self._pieces()
         width = max(len(row) for row in pieces)
         starts, numels = [*self.starts, self.used], [*self.numels, 0]
         rows, position = [], 0

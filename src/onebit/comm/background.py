@@ -31,7 +31,7 @@ class Background:
         self._calls = queue.SimpleQueue()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # The thread must not hold this object, which ends it when nobody needs it any more. A daemon, so that a rank that waits in vain can be ended.
-        threading.Thread(target=_work, args=(self._calls, device, torch.get_num_threads()), name="onebit exchange", daemon=True).start()
+        threading.Thread(target=_work, args=(self._calls, torch.get_num_threads()), name="onebit exchange", daemon=True).start()
         weakref.finalize(self, self._calls.put, None)
 
     def submit(self, call, *args):
@@ -74,7 +74,7 @@ def _tensors(values):
     return [value for value in (values if isinstance(values, (tuple, list)) else [values]) if isinstance(value, torch.Tensor)]
 
 
-def _work(calls, device, threads):
+def _work(calls, threads):
     torch.set_num_threads(threads)  # a new thread starts with a number of its own
     while (job := calls.get()) is not None:
         future, call, args = job

@@ -111,6 +111,14 @@ def padded_at(T, task, block, padded):
     return address_of(padded)
 
 
+@inner
+def write_back(T, block, x, elements):
+    """To the block's elements in its tensor, if there are any, what was changed in their copy at x."""
+    if elements != 0 and x != elements:
+        for i in range(block.real):
+            pointer(T, elements)[i] = pointer(T, x)[i]
+
+
 def over_blocks(work):
     """work(T, task, block, its number, padded, ones) -> loop(T, address of the task): for every block that no other thread has taken."""
     work = inner(work)
@@ -142,10 +150,16 @@ def measure_blocks(T, task, block, b, padded, ones):
 
 
 @inner
-def compensate(T, z, vector, plus, minus, active):
-    """c = z + e where active, else 0; e = the last c, at address `vector`, - its scale * its sign."""
+def compensate(T, z, vector, plus, minus, active, out, signs, lanes):
+    """c = z + e where active, else 0; e = the last c, at address `vector`, - its scale * its sign. To `out`; its signs to `signs`.
+
+    Returns `lanes` with the squares of c added.
+    """
     last = load_vector(T, vector)
-    return select(active, z + (last - select(sign_bits(last), plus, minus)), splat(T(0)))
+    c = select(active, z + (last - select(sign_bits(last), plus, minus)), splat(T(0)))
+    store(out, c)
+    store(signs, sign_bits(c))
+    return add_squares(lanes, c)
 
 
 @over_blocks
@@ -162,10 +176,7 @@ def compress_blocks(T, task, block, b, padded, ones):
     for i in range(0, block.length, LANES):
         byte, at = i // 8, i * size_of(T)
         z = load_vector(T, g + at) * weight + select(load(np.uint64, m + byte), m_plus, m_minus)
-        c = compensate(T, z, vector + at, plus, minus, load(np.uint64, mask + byte))
-        store(out + at, c)
-        store(signs + byte, sign_bits(c))
-        lanes = add_squares(lanes, c)
+        lanes = compensate(T, z, vector + at, plus, minus, load(np.uint64, mask + byte), out + at, signs + byte, lanes)
     pointer(np.float64, task.sums)[b] = add_halves(lanes)
 
 
@@ -185,10 +196,7 @@ def average_blocks(T, task, block, b, padded, ones):
         z = select(load(np.uint64, received + byte), splat(row_scales[0, 0]), splat(row_scales[0, 1]))
         for row in range(1, rows):
             z = z + select(load(np.uint64, received + row * row_bytes + byte), splat(row_scales[row, 0]), splat(row_scales[row, 1]))
-        c = compensate(T, z, vector + at, plus, minus, load(np.uint64, mask + byte))
-        store(out + at, c)
-        store(signs + byte, sign_bits(c))
-        lanes = add_squares(lanes, c)
+        lanes = compensate(T, z, vector + at, plus, minus, load(np.uint64, mask + byte), out + at, signs + byte, lanes)
     pointer(np.float64, task.sums)[b] = add_halves(lanes)
 
 
@@ -207,9 +215,7 @@ def update_blocks(T, task, block, b, padded, ones):
         byte, at = i // 8, i * size_of(T)
         move = select(load(np.uint64, m + byte), plus, minus) / (square_root(load_vector(T, variance + at)) + eps)
         store(x + at, load_vector(T, x + at) * decay - select(load(np.uint64, mask + byte) & moving, move, zero))
-    if x != elements:
-        for i in range(block.real):
-            pointer(T, elements)[i] = padded[i]
+    write_back(T, block, x, elements)
 
 
 @over_blocks
@@ -231,9 +237,7 @@ def adam_blocks(T, task, block, b, padded, ones):
         store(momentum + at, m)
         store(variance + at, v)
         store(x + at, load_vector(T, x + at) * decay - m * step / (square_root(v) * root + eps))
-    if elements != 0 and x != elements:
-        for i in range(block.real):
-            pointer(T, elements)[i] = padded[i]
+    write_back(T, block, x, elements)
 
 
 # ---- after all blocks

@@ -185,9 +185,13 @@ def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Pat
         raise FileNotFoundError(f"no finished runs of {module.EXPERIMENT}, profile {profile}, under {root}: make {remedy} them")
     rows = pd.concat(frames, ignore_index=True)
     drawing = module.plot(rows)
-    drawing.text(0.01, -0.01, "\n".join(textwrap.wrap(caption(rows, records + live), int(15.5 * drawing.get_figwidth()))),
-                 va="top", fontsize=8, color="0.25")
     path = (live_root or root) / "figures" / (name if profile == "laptop" else f"{name}_{profile}")
+    return write(drawing, caption(rows, records + live), path)
+
+
+def write(drawing: Figure, text: str, path: Path) -> Path:
+    """The figure over its caption, as path.png and .pdf; returns the former."""
+    drawing.text(0.01, -0.01, "\n".join(textwrap.wrap(text, int(15.5 * drawing.get_figwidth()))), va="top", fontsize=8, color="0.25")
     path.parent.mkdir(parents=True, exist_ok=True)
     # Without dates in them, the same CSV gives the same files.
     drawing.savefig(path.with_suffix(".png"), dpi=150, bbox_inches="tight", metadata={"Software": None})

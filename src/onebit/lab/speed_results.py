@@ -6,18 +6,17 @@ which commit and with which options.
 
 import argparse
 import json
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from . import figures
 from .record import commit
 from .results import RESULTS
 from .speed import FOREIGN_LIMIT, HIGH, LOW, machine
@@ -140,18 +139,6 @@ def caption(rows: pd.DataFrame, facts: dict) -> str:
     )
 
 
-def save(drawing: Figure, text: str, root: Path, name: str) -> Path:
-    """The figure over its caption, as figures/<name>.png and .pdf under `root`."""
-    drawing.text(0.01, -0.01, "\n".join(textwrap.wrap(text, int(15.5 * drawing.get_figwidth()))), va="top", fontsize=8, color="0.25")
-    path = Path(root) / "figures" / f"{name}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Without dates in them, the same CSV gives the same files.
-    drawing.savefig(path, dpi=150, bbox_inches="tight", metadata={"Software": None})
-    drawing.savefig(path.with_suffix(".pdf"), bbox_inches="tight", metadata={"CreationDate": None, "ModDate": None})
-    plt.close(drawing)
-    return path
-
-
 # ---- the command line
 
 
@@ -197,4 +184,4 @@ def conclude(name: str, root: Path, plot: Callable[[pd.DataFrame], Figure], bars
         raise SystemExit(f"error: {error}") from None
     if bars:
         print(judge(bars, rows).to_string(index=False, float_format="%.3f"))
-    print(save(plot(rows), f"{note} {caption(rows, facts)}".strip(), root, name))
+    print(figures.write(plot(rows), f"{note} {caption(rows, facts)}".strip(), Path(root) / "figures" / name))

@@ -135,9 +135,10 @@ class DistributedAdam(DistributedOptimizer):
 
     def variance_norms(self):
         """(||v||_1, ||v||_2) of the bias-corrected variance over all parameters: what shows whether it may be frozen."""
-        l1 = l2_squared = 0.0
-        for part in self._parts:
-            corrections = part.per_tensor(lambda group, part=part: self._variance_correction(part, group))
-            l1 += sum(s / c for s, c in zip(part.tensor_sums(part.variance).tolist(), corrections))
-            l2_squared += sum(s / c**2 for s, c in zip(part.tensor_sums(part.variance, square=True).tolist(), corrections))
+        l1, l2_squared = (sum(self._variance_sum(part, power) for part in self._parts) for power in (1, 2))
         return l1, l2_squared**0.5
+
+    def _variance_sum(self, part, power=1):
+        """The sum of a part's bias-corrected variance, or of its squares."""
+        corrections = part.per_tensor(lambda group: self._variance_correction(part, group))
+        return sum(s / c**power for s, c in zip(part.tensor_sums(part.variance, square=power == 2).tolist(), corrections))

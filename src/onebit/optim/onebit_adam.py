@@ -81,13 +81,8 @@ class OneBitAdam(DistributedAdam):
     def _warmup_step(self):
         taken = self._exact_step()
         if taken and self.warmup.wants(self.steps):
-            self.warmup.observe(self.steps, sum(self._variance_norm(part) for part in self._compressed))
+            self.warmup.observe(self.steps, sum(map(self._variance_sum, self._compressed)))
         return taken
-
-    def _variance_norm(self, part):
-        """||v||_1 of a part, corrected for starting at zero."""
-        corrections = part.per_tensor(lambda group: self._variance_correction(part, group))
-        return sum(s / c for s, c in zip(part.tensor_sums(part.variance).tolist(), corrections))
 
     def _terms(self, part, factor):
         """Line 6: m_i = beta1 m + (1 - beta1) factor g_i. Right after the freeze, and after a load, m is still stored as it is."""

@@ -88,12 +88,12 @@ class Overlap:
         self._started.append((future, measured, _versions(part), _betas(part)))
 
     def _check_unchanged(self):
-        names = dict(zip(self._optimizer()._params(), self._optimizer()._names()))
         for part, (_, _, versions, betas) in zip(self._parts, self._started):
             if betas != _betas(part):
                 raise RuntimeError("betas changed between backward and step(), while the momentum was being averaged: change it after step()")
             for p, before, now in zip(part.params, versions, _versions(part)):
                 if before != now:
+                    names = dict(zip(self._optimizer()._params(), self._optimizer()._names()))
                     raise RuntimeError(f"the gradient of {names[p]} changed after its bucket had left to be averaged during backward, so that the "
                                        "change would be lost. Change gradients in hooks that run before they are accumulated "
                                        "(Tensor.register_hook), or set overlap=False; clip with the optimizer's max_grad_norm, which needs "
