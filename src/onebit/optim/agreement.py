@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from .flat import MOMENTS
-from .options import GROUP_OPTIONS, has_sparse_gradient
+from .options import has_sparse_gradient
 
 _MESSAGE = struct.Struct("<dII")  # 16 bytes: squared norm of the local gradients, late gradients, digest of the options
 _MOST = 2**32 - 1
@@ -46,9 +45,9 @@ def agree(communicator, squared_norm, late, options, device):
     return Agreement(sum(norms) / len(norms), sum(counts), len(set(digests)) == 1)
 
 
-def describe_options(group):
-    """A parameter group's options as text, the same on ranks that have the same."""
-    return ", ".join(f"{name}={group[name]}" for name in GROUP_OPTIONS)
+def describe_options(group, names):
+    """These options of a parameter group as text, the same on ranks that have the same."""
+    return ", ".join(f"{name}={group[name]}" for name in names)
 
 
 def clip_factor(norm_squared, max_grad_norm):
@@ -64,20 +63,20 @@ def checksum(tensor):
     return zlib.crc32(flat.view(torch.uint8).cpu().numpy()) if flat.numel() else 0
 
 
-def describe_parameters(groups, names, moments):
+def describe_parameters(groups, options, names, shared):
     """For each parameter all that the ranks must have in common before they compute with it, as text.
 
     Args:
-        groups: parameter groups. names: of all parameters, in order. moments: parameter -> its MOMENTS.
+        groups: parameter groups. options: the names of theirs that count. names: of all parameters, in order.
+        shared: parameter -> its tensors that are the same on all ranks, by name.
     """
     names = iter(names)
     for group in groups:
-        options = describe_options(group)
+        described = describe_options(group, options)
         for p in group["params"]:
             sparse = ", a sparse gradient" if has_sparse_gradient(p) else ""
-            checksums = "".join(f", {name} {checksum(moments[p][name]):08x}" for name in MOMENTS)
-            yield (f"{next(names)}: shape {tuple(p.shape)}, {p.dtype}, requires_grad={p.requires_grad}, {options}{sparse}, "
-                   f"checksum {checksum(p):08x}{checksums}")
+            checksums = ", ".join(f"{name} {checksum(tensor):08x}" for name, tensor in shared[p].items())
+            yield f"{next(names)}: shape {tuple(p.shape)}, {p.dtype}, requires_grad={p.requires_grad}, {described}{sparse}, checksums: {checksums}"
 
 
 def check_same_on_all_ranks(communicator, lines, device, remedy):

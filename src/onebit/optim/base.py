@@ -96,7 +96,7 @@ class DistributedOptimizer(FlatOptimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            check_group(group)
+            check_group(group, self._group_options)
         self._check_ranks()
         self._check_flags()
         self._follow_phase()
@@ -184,13 +184,17 @@ class DistributedOptimizer(FlatOptimizer):
 
     def _compare_ranks(self):
         """Raise RuntimeError on all ranks, naming the first difference, unless parameters, moments and options are the same on all."""
-        moments = {p: entries for part in self._parts for p, entries in zip(part.params, part.everything(errors=False))}
+        shared = {p: tensors for part in self._parts for p, tensors in zip(part.params, self._shared(part))}
         check_same_on_all_ranks(
-            self.communicator, [self._describe(), *describe_parameters(self.param_groups, self._names(), moments)],
+            self.communicator, [self._describe(), *describe_parameters(self.param_groups, self._group_options, self._names(), shared)],
             self._parts[0].device,
             "Build the same model and optimizer on every rank, call onebit.broadcast_parameters(model) before the first step, and change options "
             "and load state on all ranks alike",
         )
+
+    def _shared(self, part):
+        """For each parameter of a part, what must be the same on all ranks."""
+        return [{"parameter": p} | entries for p, entries in zip(part.params, part.everything(errors=False))]
 
     def _describe(self):
         return (f"{type(self).__name__} after {self.steps} steps, max_grad_norm={self.max_grad_norm}, check_finite={self.check_finite}, "

@@ -4,7 +4,6 @@ from .. import kernels
 from ..kernels.torch_ops import block_sums, group_sums
 from ..layout import Layout
 
-MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names for m and v in `optimizer.state`
 ERRORS = ("worker_error", "server_error")
 
 
@@ -35,10 +34,11 @@ class FlatState:
         bucket: [(group, parameters), ...], see `buckets`.
         ranks: W.
         compress: whether the groups ask for compression.
+        vectors: what is kept for each element: attribute here -> its name in `optimizer.state`.
 
     Attributes:
-        variance: float [layout.size]; float64 if a parameter is, else float32.
-        momentum: the same; while it is packed, decoded anew at every access. May be assigned.
+        momentum, and the others of `vectors`: float [layout.size]; float64 if a parameter is, else float32. May be assigned.
+            While the momentum is packed, it is decoded anew at every access.
         packed: the momentum as the payload uint8 [W, row_bytes] that it came in; None: it is stored as it is.
         allreduce: the `CompressedAllreduce` that holds the compression errors; None: there are none.
         partition: that of the allreduce, else one in which all but padding is active.
@@ -46,8 +46,9 @@ class FlatState:
         wire_dtype: the dtype that all gradients share, else that of the vectors.
     """
 
-    def __init__(self, bucket, ranks, compress):
+    def __init__(self, bucket, ranks, compress, vectors):
         self.compress = compress
+        self.vectors = vectors
         self.params = [p for _, params in bucket for p in params]
         self.groups = [group for group, params in bucket for _ in params]
         self.device = self.params[0].device
@@ -56,8 +57,8 @@ class FlatState:
         self.dtypes = [p.dtype for p in self.params]
         self.dtype = torch.float64 if torch.float64 in self.dtypes else torch.float32
         self.wire_dtype = self.dtypes[0] if len(set(self.dtypes)) == 1 else self.dtype
-        self.variance = self._zeros()
-        self.momentum = self._zeros()
+        for attribute in vectors:
+            setattr(self, attribute, self._zeros())
         self.drop_errors()
         self._gradient = None
         self.spans, first = [], 0
@@ -96,6 +97,10 @@ class FlatState:
         """Each parameter, or None if it is frozen."""
         return [p if p.requires_grad else None for p in self.params]
 
+    def flat(self, tensors):
+        """The tensors as a new flat vector; one that is None counts as zero."""
+        return self._laid_out(tensors, self._zeros())
+
     def gradients(self):
         """This rank's gradient of each parameter, or None."""
         return [p.grad for p in self.params]
@@ -104,12 +109,15 @@ class FlatState:
         """This rank's gradients as a flat vector, kept for the next call; a gradient that is None counts as zero."""
         if self._gradient is None:
             self._gradient = self._zeros()
-        for g, view in zip(self.gradients(), self.layout.views(self._gradient)):
-            if g is None:
+        return self._laid_out(self.gradients(), self._gradient)
+
+    def _laid_out(self, tensors, vector):
+        for tensor, view in zip(tensors, self.layout.views(vector)):
+            if tensor is None:
                 view.zero_()
             else:
-                view.copy_(g)
-        return self._gradient
+                view.copy_(tensor)
+        return vector
 
     def tensor_sums(self, x, square=False):
         """The sum of each tensor inside x [layout.size], or of its squares; last the tail's, which is 0. float64 [tensors + 1]."""
@@ -123,15 +131,15 @@ class FlatState:
 
     def stored(self):
         """For each parameter what of its state is stored as it is: views into the vectors."""
-        vectors = {"exp_avg_sq": self.variance} if self.packed is not None else {"exp_avg": self._momentum, "exp_avg_sq": self.variance}
-        return self._by_parameter(vectors)
+        return self._by_parameter({name: getattr(self, attribute) for attribute, name in self.vectors.items()
+                                   if attribute != "momentum" or self.packed is None})
 
     def everything(self, errors):
         """For each parameter its whole state, what is not stored being computed; `errors`: with the compression errors.
 
         The server error belongs to a chunk, not to a parameter: it stands with the first parameter, on every rank alike.
         """
-        vectors = {"exp_avg": self.momentum, "exp_avg_sq": self.variance}
+        vectors = {name: getattr(self, attribute) for attribute, name in self.vectors.items()}
         if not errors:
             return self._by_parameter(vectors)
         vectors["worker_error"], server_error = self.errors()
@@ -141,7 +149,7 @@ class FlatState:
 
     def computed(self, name, i):
         """The entry `name` of parameter i, which is not stored; KeyError if it has none."""
-        if name == "exp_avg" and self.packed is not None:
+        if name == self.vectors["momentum"] and self.packed is not None:
             return self.layout.views(self.momentum)[i]
         if name == "worker_error" and self.allreduce:
             return self.layout.views(self.allreduce.worker_error)[i]

@@ -24,10 +24,6 @@ class NaiveOneBitAdam(DistributedAdam):
         super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
                          check_finite=check_finite, bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator, **unknown)
 
-    @property
-    def phase(self):
-        return "compressed"
-
     def _describe(self):
         return f"{super()._describe()}, compressor={describe_compressor(self.compressor)}"
 
@@ -36,11 +32,8 @@ class NaiveOneBitAdam(DistributedAdam):
         for part in self._compressed:
             self._make_allreduce(part)
 
-    def _take_step(self):
-        return self._compressed_step()
-
     def _terms(self, part, factor):
         return Terms(part.gradients(), [factor] * len(part.params))
 
-    def _compressed_adam(self, part, gathered):
-        self._adam(part, part.allreduce.decode(gathered))
+    def _compressed_update(self, part, gathered):
+        self._exact_update(part, part.allreduce.decode(gathered))

@@ -95,7 +95,7 @@ class OneBitAdam(DistributedAdam):
             z[span].mul_((1 - group["betas"][0]) * factor).add_(momentum[span] * group["betas"][0])
         return Terms(part.layout.views(z), [1.0] * len(part.params))
 
-    def _compressed_adam(self, part, gathered):
+    def _compressed_update(self, part, gathered):
         """Lines 12 and 13: m is what all ranks received, and stays packed."""
         was_packed = part.packed is not None
         part.pack_momentum(gathered)

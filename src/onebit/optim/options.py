@@ -3,14 +3,14 @@
 import inspect
 from difflib import get_close_matches
 from functools import partial
-from math import nan
-from numbers import Real
+from math import inf, nan
+from numbers import Integral, Real
 
 import torch
 
 from ..comm import Communicator
 
-GROUP_OPTIONS = ("lr", "betas", "eps", "weight_decay", "compress")
+FRACTIONS = ("momentum", "dampening")  # options of a group in [0, 1)
 # what the same thing is called elsewhere
 SYNONYMS = {"freeze_step": "warmup", "warmup_steps": "warmup", "clip": "max_grad_norm", "max_norm": "max_grad_norm",
             "process_group": "communicator", "group": "communicator", "learning_rate": "lr", "decay": "weight_decay"}
@@ -26,10 +26,10 @@ def reject_unknown(given, valid, owner):
         raise TypeError(f"{owner} has no option '{name}': {hint}")
 
 
-def reject_misspelt(group, owner):
-    """Raise TypeError if a parameter group has a key that looks like one of our options; other keys are the user's own."""
+def reject_misspelt(group, valid, owner):
+    """Raise TypeError if a parameter group has a key that looks like one of the `valid` options; other keys are the user's own."""
     for name in group:
-        near = None if name in GROUP_OPTIONS else nearest(name, GROUP_OPTIONS, cutoff=0.8)
+        near = None if name in valid else nearest(name, valid, cutoff=0.8)
         if near and not name.startswith(f"{near}_"):
             raise TypeError(f"a parameter group of {owner} has no option '{name}': did you mean '{near}'?")
 
@@ -54,19 +54,38 @@ def check_number(name, value, low, strict=False):
         raise ValueError(f"{name} must be a number {'above' if strict else 'of at least'} {low}, not {value!r}")
 
 
+def check_whole(name, value, low):
+    """Raise ValueError unless `value` is a whole number of at least `low`, or infinite."""
+    if isinstance(value, bool) or not (isinstance(value, Integral) or value == inf) or value < low:
+        raise ValueError(f"{name} must be a whole number of at least {low}, or math.inf, not {value!r}")
+
+
 def check_flag(name, value):
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, not {value!r}")
 
 
-def check_group(group):
-    """Raise ValueError if a parameter group's options are out of range."""
-    for name in ("lr", "eps", "weight_decay"):
-        check_number(name, group[name], 0)
-    betas = group["betas"]
+def check_group(group, names):
+    """Raise ValueError if one of these options of a parameter group is out of range."""
+    for name in names:
+        if name == "compress":
+            check_flag(name, group[name])
+        elif name == "betas":
+            check_betas(group[name])
+        elif name in FRACTIONS:
+            check_fraction(name, group[name])
+        else:
+            check_number(name, group[name], 0)
+
+
+def check_betas(betas):
     if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(isinstance(b, Real) and 0 <= b < 1 for b in betas):
         raise ValueError(f"betas must be two numbers in [0, 1), not {betas!r}")
-    check_flag("compress", group["compress"])
+
+
+def check_fraction(name, value):
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value < 1:
+        raise ValueError(f"{name} must be a number in [0, 1), not {value!r}")
 
 
 def check_compressor(compressor):

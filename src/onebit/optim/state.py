@@ -3,7 +3,7 @@
 import torch
 
 from .checkpoint import ParameterState, check_shapes, errors_to_take, warn_of_lost_errors
-from .flat import MOMENTS, FlatState, buckets
+from .flat import FlatState, buckets
 from .options import ONLY_TORCH, check_group, check_tensors, reject_misspelt
 
 
@@ -18,6 +18,8 @@ class FlatOptimizer(torch.optim.Optimizer):
     """
 
     has_errors = False
+    vectors = {"momentum": "exp_avg", "variance": "exp_avg_sq"}  # what is kept for each element: its name here -> torch's, in `state`
+    more_vectors = {}  # the same, of compressed groups only
 
     def __init__(self, params, options, communicator, bucket_cap):
         self.communicator = communicator
@@ -25,7 +27,9 @@ class FlatOptimizer(torch.optim.Optimizer):
         self._errors_are_shared = False  # whether all ranks hold the same
         self._step = torch.zeros(())
         self._parts = []
-        super().__init__(params, options | {"compress": True})
+        options = options | {"compress": True}
+        self._group_options = tuple(options)
+        super().__init__(params, options)
         self._build({})
 
     def __getstate__(self):
@@ -38,10 +42,10 @@ class FlatOptimizer(torch.optim.Optimizer):
             raise ValueError("a parameter group cannot be added after the first step: its variance would be younger than the others'. Give all "
                              "parameters at construction; one with requires_grad=False is left alone until you set it True, before the freeze")
         if isinstance(group, dict):
-            reject_misspelt(group, type(self).__name__)
+            reject_misspelt(group, self._group_options, type(self).__name__)
         super().add_param_group(group)
         try:
-            check_group(self.param_groups[-1])
+            check_group(self.param_groups[-1], self._group_options)
             check_tensors(self._params())
         except ValueError:
             self.param_groups.pop()
@@ -50,13 +54,14 @@ class FlatOptimizer(torch.optim.Optimizer):
             self._build({})
 
     def _build(self, moments):
-        """Lay the parameters out and make their state, taking over `moments`: for each parameter its MOMENTS."""
+        """Lay the parameters out and make their state, taking over `moments`: for each parameter its vectors, by torch's names."""
         flags = [group["compress"] for group in self.param_groups]
         if self.has_errors and not any(flags):
             raise ValueError(f"every parameter group has compress=False, so nothing would be compressed: use onebit.DistributedAdam, or "
                              f"{type(self).__name__} with a group to compress")
         self._compress_flags = flags
-        self._parts = [FlatState(bucket, self.communicator.size, compress) for compress in (True, False)
+        self._parts = [FlatState(bucket, self.communicator.size, compress, self.vectors | (self.more_vectors if compress else {}))
+                       for compress in (True, False)
                        for bucket in buckets([group for group in self.param_groups if group["compress"] == compress], self._bucket_cap)]
         for part in self._parts:
             for p, entries in zip(part.params, part.stored()):
@@ -102,7 +107,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         if self._holds_errors:
             raise ValueError("compress was changed while compression errors are held: it may change in the warm-up of OneBitAdam only. Set it "
                              "back, call restart_warmup(steps), then change it")
-        self._relayout({p: {name: entries[name] for name in MOMENTS} for p, entries in self.state.items()})
+        self._relayout({p: {name: entries[name] for name in self.vectors.values()} for p, entries in self.state.items()})
 
     def _relayout(self, moments):
         self._build(moments)
@@ -144,7 +149,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         facts = groups[0].pop("onebit", {})
         errors = errors_to_take(facts, self.communicator.rank, self.communicator.size, self._chunks(), reset_errors)
         indices = [i for group in groups for i in group["params"]]
-        saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in (*MOMENTS, *errors)}
+        names = {*self.vectors.values(), *self.more_vectors.values(), *errors}
+        saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in names}
                  for i in indices]
         check_shapes(self._params(), self._names(), saved)
         if not errors:

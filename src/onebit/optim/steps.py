@@ -1,0 +1,87 @@
+import torch
+
+from ..allreduce import CompressedAllreduce, ExactAllreduce
+from .agreement import agree, describe_options
+from .base import DistributedOptimizer
+
+
+def scaled(g, factor):
+    """factor g, in place."""
+    return g if factor == 1.0 else g.mul_(factor)
+
+
+class SteppingOptimizer(DistributedOptimizer):
+    """The kinds of step of which the family is made: exact, compressed, and local ones that send nothing.
+
+    A subclass gives `_exact_update(part, g)`, what a part's mean gradient does to it; and if it compresses, also `_terms(part, factor)`,
+    what is sent of it, and `_compressed_update(part, gathered)`, what the received payload does to it.
+    """
+
+    @property
+    def phase(self):
+        """"warmup" or "compressed": how the next step communicates."""
+        return "compressed" if self.has_errors else "warmup"
+
+    def _take_step(self):
+        return self._compressed_step() if self.has_errors else self._exact_step()
+
+    def _exact_step(self):
+        """One step on the exact mean gradient. All ranks see the same bits, so that they clip and skip alike without asking."""
+        means = [exchange.result() for exchange in self._exchanges()]
+        factor = self._factor(sum(self._squared_norm(part, g) for part, g in zip(self._parts, means))) if self._needs_norm else 1.0
+        if factor is None:
+            return False
+        self._count_step()
+        for part, g in zip(self._parts, means):
+            self._exact_update(part, scaled(g, factor))
+        return True
+
+    def _compressed_step(self):
+        """One step in which the gradients of compressed groups are not averaged exactly; the ranks agree before anything is changed.
+
+        With overlap the exchanges have begun by then, out of place; without, they begin once the factor is known.
+        """
+        exchanges = self._exchanges() if self.overlap else None
+        factor, late = self._agree()
+        if factor is None:
+            return False
+        if late:
+            self._warn_of_late_gradients(late)
+        self._count_step()
+        for part, exchange in zip(self._parts, exchanges or self._exchanges(factor)):
+            if part.allreduce:
+                outcome = exchange.result()
+                part.allreduce.commit()
+                self._compressed_update(part, outcome)
+            else:
+                self._exact_update(part, exchange.result())
+        return True
+
+    def _start_exchange(self, part, factor=1.0):
+        """Start to average a part's gradients, times `factor`: exactly, or compressed if it holds errors. Returns a future."""
+        if part.allreduce:
+            return self._runner.submit(part.allreduce.exchange, part.allreduce.compress(self._terms(part, factor)))
+        return self._runner.submit(ExactAllreduce(self.communicator, part.wire_dtype).allreduce, scaled(part.flat_gradient(), factor))
+
+    def _make_allreduce(self, part, active=None):
+        part.hold_errors(CompressedAllreduce(self.communicator, part.layout, part.dtype, self.compressor, active, in_place=not self.overlap))
+
+    def _agree(self):
+        """Before anything is changed: the ranks' common clipping factor, and how many gradients belong to masked coordinates.
+
+        The factor is that of sqrt(mean_i ||g_i||^2), an upper bound of the norm of the mean gradient; None: skip the step. Raises
+        RuntimeError on all ranks if their options have come to differ.
+        """
+        if not self._needs_norm:
+            return 1.0, 0
+        measured = self._hooks.measured() if self._hooks else [self._measure(part) for part in self._parts]
+        squared_norm, late = torch.stack(measured).sum(0).tolist()
+        trained = "".join(str(int(p.requires_grad)) for p in self._params())
+        options = f"{self.steps}, {trained}, {[describe_options(group, self._group_options) for group in self.param_groups]}"
+        agreement = self._runner.submit(agree, self.communicator, squared_norm, int(late), options, self._parts[0].device).result()
+        if not agreement.same_options:
+            self._compare_ranks()
+        return self._factor(agreement.squared_norm), agreement.late
+
+    def _squared_norm(self, part, g):
+        return float(self._measure(part, part.layout.views(g))[0])
