@@ -1,0 +1,69 @@
+from ..allreduce import ExactAllreduce
+from .steps import scaled
+
+
+class LocalSteps:
+    """Steps that send nothing, between syncs: a mixin that goes before a `SteppingOptimizer`.
+
+    Between syncs every rank trains a model of its own, on its own gradients, clipped by their own norm; a gradient that is not finite
+    counts as zero there. In a step in which the ranks meet they agree first, clip by one factor and skip the step together. Groups with
+    compress=False are averaged exactly at every step.
+
+    A subclass gives
+        `_meets_next()`: whether the ranks exchange anything of the compressed groups in the next step;
+        `_local_update(part, g)`: what this rank's gradient g [layout.size] does to a part;
+        `_finish_step()`: the sync, if one is due, and what follows.
+    """
+
+    _is_synced = True  # whether all ranks hold the same state
+
+    def _take_step(self):
+        factor = self._agree()[0] if self._meets_next() else self._own_factor()
+        if factor is None:
+            return False
+        self._count_step()
+        for part in self._parts:
+            g = scaled(part.flat_gradient(), factor) if factor else part.flat_gradient().zero_()
+            if part.compress:
+                self._local_update(part, g)
+            else:
+                self._exact_update(part, self._exact_mean(part, g))
+        self._finish_step()
+        return True
+
+    def _own_factor(self):
+        """The clipping factor of this rank's gradients alone; 0 if they are not finite."""
+        if not self._needs_norm:
+            return 1.0
+        return self._factor(sum(float(self._measure(part)[0]) for part in self._parts)) or 0.0
+
+    def _exact_mean(self, part, x):
+        """The mean of x over the ranks, in its place."""
+        return self._runner.submit(ExactAllreduce(self.communicator, part.wire_dtype).allreduce, x).result()
+
+    def synchronize(self):
+        """Sync now: before evaluation, and before a checkpoint that is to serve all ranks. All ranks must call it, between the same steps."""
+        if not self._is_synced:
+            self._sync()
+        super().synchronize()
+
+    def _shared(self, part):
+        """Between syncs only the options and what `_common` names are the same on all ranks."""
+        return super()._shared(part) if self._is_synced else self._common(part)
+
+    def _common(self, part):
+        return [{} for _ in part.params] if part.compress else super()._shared(part)
+
+    def _facts(self):
+        return super()._facts() | {"is_synced": self._is_synced}
+
+    def _check_kind(self, facts):
+        super()._check_kind(facts)
+        if not facts.get("is_synced", True) and (facts["rank"], facts["size"]) != (self.communicator.rank, self.communicator.size):
+            raise ValueError(f"this checkpoint was saved between two syncs, when rank {facts['rank']} of {facts['size']} had a model of its own, and "
+                             f"this is rank {self.communicator.rank} of {self.communicator.size}: call optimizer.synchronize() before saving, or "
+                             "let each rank load its own file")
+
+    def _take_facts(self, facts):
+        super()._take_facts(facts)
+        self._is_synced = facts.get("is_synced", True)
