@@ -5,7 +5,9 @@ from .optim.adam import DistributedAdam
 from .optim.naive import NaiveOneBitAdam
 from .optim.onebit_adam import OneBitAdam
 from .optim.warmup import FixedSteps, VarianceRatio
+from .optim.zero_one_adam import ZeroOneAdam
 from .parameters import broadcast_parameters
 
 __version__ = "0.1.0"
-__all__ = ["DistributedAdam", "FixedSteps", "NaiveOneBitAdam", "OneBitAdam", "VarianceRatio", "broadcast_parameters", "comm", "compression"]
+__all__ = ["DistributedAdam", "FixedSteps", "NaiveOneBitAdam", "OneBitAdam", "VarianceRatio", "ZeroOneAdam", "broadcast_parameters", "comm",
+           "compression"]

@@ -15,6 +15,7 @@ from itertools import count
 import numpy as np
 
 State = namedtuple("State", "x m v delta delta_bar")
+LocalState = namedtuple("LocalState", (*State._fields, "u"))  # of optimizers with local steps: x, m, u [n, d]
 
 
 def sign(x):
@@ -61,6 +62,11 @@ def clip_mean(g, max_norm):
 def clip_local(g, max_norm):
     """g [n, d], all by one factor, from sqrt(mean_i ||g_i||^2): an upper bound of the norm of the mean."""
     return clip(g, np.sqrt((g**2).sum(1).mean()), max_norm)
+
+
+def clip_each(g, max_norm):
+    """g [n, d], each worker by its own norm: what can be had without a message."""
+    return np.stack([clip(g_i, np.linalg.norm(g_i), max_norm) for g_i in g])
 
 
 def update(x, m, v, gamma, eta, weight_decay, c1=1.0, c2=1.0):
@@ -122,3 +128,41 @@ def one_bit_adam(x, gradient, n, gamma, segments, T_w, beta1=0.9, beta2=0.999, e
         c1 = 1 - beta1**t if bias_correction else 1.0
         x = update(x, m, v, gamma(t), eta, weight_decay, c1)                        # line 13
         yield State(x, m, v, delta, delta_bar)
+
+
+# ---- 0/1 Adam
+
+
+def zero_one_adam(x, gradient, n, gamma, segments, T_v, T_u, beta1=0.9, beta2=0.999, eta=1e-8, weight_decay=0.0,
+                  bias_correction=True, max_norm=None, C=one_bit):
+    """0/1 Adam (Lu et al., ICLR 2023): local steps, whose sum u is averaged with one bit at the steps T_u; v advances at the steps T_v.
+
+    Between syncs the workers' parameters and momenta differ: `gradient` gets x [n, d]. While v stays, a worker has moved by
+    u / (sqrt(v) + eta), so the average of u gives both the common parameters, from x_sync on, and, over the sum of learning rates, the
+    common momentum. T_v and T_u are sets of steps, see `onebit.optim.intervals.step_sets`: v changes only where u = 0.
+    Coordinates with v = 0 take no part. With bias correction, gamma stands for gamma / (1 - beta1^t), and v for v / (1 - beta2^k)
+    after k updates.
+    """
+    x, m, v, delta, delta_bar = start(x, n)
+    x_sync, x, m, u = x, np.tile(x, (n, 1)), np.tile(m, (n, 1)), np.zeros_like(delta)
+    gammas, decay, k = 0.0, 1.0, 0
+    for t in count(1):
+        g = gradient(t, x)
+        g = clip_local(g, max_norm) if t in T_v | T_u else clip_each(g, max_norm)
+        if t in T_v:
+            v = beta2 * v + (1 - beta2) * g.mean(0) ** 2
+            k += 1
+        active = v > 0
+        m = beta1 * m + (1 - beta1) * np.where(active, g, 0.0)
+        c1, c2 = (1 - beta1**t, 1 - beta2**k) if bias_correction else (1.0, 1.0)
+        rate, shrink = gamma(t) / c1, 1 - gamma(t) * weight_decay
+        scale = np.where(active, 1 / (np.sqrt(v / c2) + eta), 0.0)
+        x = shrink * x - rate * m * scale
+        u, gammas, decay = u + rate * m, gammas + rate, decay * shrink
+        if t in T_u:
+            u_bar, delta, delta_bar = compressed_average(u, delta, delta_bar, C, *segments, active)
+            m = np.where(gammas > 0, u_bar / np.where(gammas > 0, gammas, 1.0), m)
+            x_sync = decay * x_sync - u_bar * scale
+            x, m, u = np.tile(x_sync, (n, 1)), np.broadcast_to(m, u.shape), np.zeros_like(u)
+            gammas, decay = 0.0, 1.0
+        yield LocalState(x, m, v, delta, delta_bar, u)

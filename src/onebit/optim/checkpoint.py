@@ -14,13 +14,18 @@ class ParameterState(dict):
         return self._part.computed(name, self._index)
 
 
-def errors_to_take(facts, rank, size, chunks, reset_errors):
+def errors_to_take(facts, kind, rank, size, chunks, reset_errors):
     """The names of the compression errors that this rank takes over; shared errors have no server part.
 
-    Raises ValueError if they are another rank's, or belong to other buckets, unless `reset_errors`.
+    Raises ValueError if they are another optimizer's or rank's, or belong to other buckets, unless `reset_errors`.
     """
     if not facts.get("holds_errors"):
         return ()
+    if facts.get("kind", kind) != kind:
+        if reset_errors:
+            return ()
+        raise ValueError(f"this checkpoint holds compression errors of {facts['kind']}, which are in other units than those of {kind}: load it into "
+                         f"{facts['kind']}, or load_state_dict(..., reset_errors=True) to go on without what they hold")
     if facts["errors_are_shared"]:
         return ("worker_error",)
     if (facts["rank"], facts["size"]) == (rank, size) and [tuple(chunk) for chunk in facts.get("chunks", ())] == chunks:

@@ -1,5 +1,4 @@
 import copy
-import warnings
 
 import torch
 
@@ -43,6 +42,7 @@ class OneBitAdam(DistributedAdam):
     """
 
     has_errors = True
+    late_remedy = "Call restart_warmup(steps), put them in a group with compress=False, or set variance_floor"
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, warmup=None, bias_correction=True,
                  max_grad_norm=None, check_finite=True, variance_floor=0.0, compressor=None, bucket_cap_mb=None, overlap=False,
@@ -58,7 +58,6 @@ class OneBitAdam(DistributedAdam):
         self._variance_steps = 0  # how often the variance was updated
         self._variance_is_corrected = False
         self._restart_end = None
-        self._warned_of_late_gradients = False
         super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
                          check_finite=check_finite, bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator)
         self._begin_warmup(self._policy)
@@ -194,16 +193,6 @@ class OneBitAdam(DistributedAdam):
     def _numels(self, part):
         """Elements of each tensor, at least 1; last the tail."""
         return torch.tensor([*part.layout.numels, 0], dtype=torch.float64, device=part.device).clamp(min=1)
-
-    def _warn_of_late_gradients(self, late):
-        if not self._warned_of_late_gradients:
-            self._warned_of_late_gradients = True
-            self._warn(f"{late} gradient elements, over all ranks, belong to coordinates that had none before the freeze: they are masked and do "
-                       "not train. Call restart_warmup(steps), put them in a group with compress=False, or set variance_floor")
-
-    def _warn(self, message):
-        if self.communicator.rank == 0:
-            warnings.warn(message, stacklevel=2)
 
     # ---- checkpoints
 

@@ -129,8 +129,8 @@ class FlatOptimizer(torch.optim.Optimizer):
 
     def _facts(self):
         """What a checkpoint holds beside tensors and options."""
-        return {"rank": self.communicator.rank, "size": self.communicator.size, "errors_are_shared": self._errors_are_shared,
-                "holds_errors": self._holds_errors, "chunks": self._chunks()}
+        return {"kind": type(self).__name__, "rank": self.communicator.rank, "size": self.communicator.size, "chunks": self._chunks(),
+                "holds_errors": self._holds_errors, "errors_are_shared": self._errors_are_shared}
 
     def _chunks(self):
         """What the server errors belong to: for each compressed part its number of parameters and the length of a chunk."""
@@ -147,7 +147,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         self._must_be_idle("load_state_dict was called")
         groups = [dict(group) for group in state_dict["param_groups"]]
         facts = groups[0].pop("onebit", {})
-        errors = errors_to_take(facts, self.communicator.rank, self.communicator.size, self._chunks(), reset_errors)
+        errors = errors_to_take(facts, type(self).__name__, self.communicator.rank, self.communicator.size, self._chunks(), reset_errors)
         indices = [i for group in groups for i in group["params"]]
         names = {*self.vectors.values(), *self.more_vectors.values(), *errors}
         saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in names}

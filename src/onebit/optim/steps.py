@@ -1,3 +1,5 @@
+import warnings
+
 import torch
 
 from ..allreduce import CompressedAllreduce, ExactAllreduce
@@ -16,6 +18,9 @@ class SteppingOptimizer(DistributedOptimizer):
     A subclass gives `_exact_update(part, g)`, what a part's mean gradient does to it; and if it compresses, also `_terms(part, factor)`,
     what is sent of it, and `_compressed_update(part, gathered)`, what the received payload does to it.
     """
+
+    late_remedy = ""  # what helps coordinates that are masked and get a gradient
+    _warned_of_late_gradients = False
 
     @property
     def phase(self):
@@ -82,6 +87,16 @@ class SteppingOptimizer(DistributedOptimizer):
         if not agreement.same_options:
             self._compare_ranks()
         return self._factor(agreement.squared_norm), agreement.late
+
+    def _warn_of_late_gradients(self, late):
+        if not self._warned_of_late_gradients:
+            self._warned_of_late_gradients = True
+            self._warn(f"{late} gradient elements, over all ranks, belong to coordinates that had none before the freeze: they are masked and do "
+                       f"not train. {self.late_remedy}")
+
+    def _warn(self, message):
+        if self.communicator.rank == 0:
+            warnings.warn(message, stacklevel=2)
 
     def _squared_norm(self, part, g):
         return float(self._measure(part, part.layout.views(g))[0])
