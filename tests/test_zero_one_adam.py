@@ -277,3 +277,30 @@ def test_the_variance_freeze_step_is_required_and_options_are_checked():
         onebit.ZeroOneAdam([p], variance_freeze_step=3, local_step_clipper=0, communicator=Single())
     with pytest.raises(TypeError, match="did you mean 'variance_freeze_step'"):
         onebit.ZeroOneAdam([p], var_freeze_step=3, communicator=Single())
+
+
+def test_a_variance_that_was_updated_rarely_is_not_taken_for_adams():
+    own = make(Single(), onebit.ZeroOneAdam, **DOUBLING)
+    for t in range(20):
+        step(own, t, 0)
+    own.optimizer.synchronize()
+    for kind, options in ((onebit.DistributedAdam, {}), (onebit.OneBitAdam, {"warmup": 30})):
+        with pytest.raises(ValueError, match="load it into onebit.ZeroOneAdam"):
+            make(Single(), kind, **options).optimizer.load_state_dict(own.optimizer.state_dict(), reset_errors=True)
+
+
+def test_an_uncompressed_group_is_trained_by_plain_adam_exactly():
+    """compress=False: averaged at every step, so that its parameters are the same everywhere, and DistributedAdam's, bit for bit."""
+
+    def run(communicator, kind, options, flag):
+        params = [torch.nn.Parameter(v) for v in start_values(torch.float32)]
+        optimizer = kind([dict(GROUPS[0], params=params[:3]), dict(GROUPS[1], params=params[3:], **flag)], communicator=communicator, **options)
+        for t in range(1, 41):
+            for p, g in zip(params, split(local_gradient(t, np.zeros(len(joined(params))), communicator.rank))):
+                p.grad = torch.tensor(g, dtype=torch.float32)
+            optimizer.step()
+        return joined(params[3:])
+
+    exact = run_threads(3, lambda c: run(c, onebit.DistributedAdam, {}, {}))
+    mixed = run_threads(3, lambda c: run(c, onebit.ZeroOneAdam, DOUBLING, {"compress": False}))
+    assert all(np.array_equal(a, b) for a, b in zip(exact, mixed))

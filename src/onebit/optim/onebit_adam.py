@@ -42,6 +42,7 @@ class OneBitAdam(DistributedAdam):
     """
 
     has_errors = True
+    takes_frozen_variance = True
     late_remedy = "Call restart_warmup(steps), put them in a group with compress=False, or set variance_floor"
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, warmup=None, bias_correction=True,
@@ -203,9 +204,6 @@ class OneBitAdam(DistributedAdam):
         for part in self._parts if self.bias_correction else ():
             for group, p, v in zip(part.groups, part.params, part.layout.views(part.variance)):
                 v *= self._variance_correction(part, group) / factors[p]
-
-    def _check_kind(self, facts):
-        """A frozen variance is welcome here."""
 
     def _facts(self):
         return super()._facts() | {"variance_steps": self._variance_steps, "variance_is_corrected": self._variance_is_corrected,

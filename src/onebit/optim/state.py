@@ -18,6 +18,7 @@ class FlatOptimizer(torch.optim.Optimizer):
     """
 
     has_errors = False
+    takes_frozen_variance = False
     vectors = {"momentum": "exp_avg", "variance": "exp_avg_sq"}  # what is kept for each element: its name here -> torch's, in `state`
     more_vectors = {}  # the same, of compressed groups only
 
@@ -147,6 +148,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         self._must_be_idle("load_state_dict was called")
         groups = [dict(group) for group in state_dict["param_groups"]]
         facts = groups[0].pop("onebit", {})
+        self._check_kind(facts)
         errors = errors_to_take(facts, type(self).__name__, self.communicator.rank, self.communicator.size, self._chunks(), reset_errors)
         indices = [i for group in groups for i in group["params"]]
         names = {*self.vectors.values(), *self.more_vectors.values(), *errors}
@@ -155,7 +157,6 @@ class FlatOptimizer(torch.optim.Optimizer):
         check_shapes(self._params(), self._names(), saved)
         if not errors:
             warn_of_lost_errors(state_dict["state"])
-        self._check_kind(facts)
         options = [own | {key: value for key, value in group.items() if key not in (*ONLY_TORCH, "param_names")}
                    for group, own in zip(groups, self.param_groups)]
         super().load_state_dict({"state": {}, "param_groups": options + groups[len(options) :]})
@@ -167,9 +168,13 @@ class FlatOptimizer(torch.optim.Optimizer):
             self._take_errors(part, [saved[p] for p in part.params])
 
     def _check_kind(self, facts):
-        if facts.get("variance_is_corrected") or "variance_steps" in facts and facts["holds_errors"]:
+        """Raise ValueError if the variance of a checkpoint means something else than this optimizer's."""
+        frozen = facts.get("variance_is_corrected") or "variance_steps" in facts and facts["holds_errors"]
+        if frozen and not self.takes_frozen_variance:
             raise ValueError("this checkpoint holds a frozen variance: load it into onebit.OneBitAdam, and call restart_warmup(steps) to go on "
                              "exactly")
+        if "variance_updates" in facts and facts["kind"] != type(self).__name__:
+            raise ValueError(f"this checkpoint's variance was not updated at every step: load it into onebit.{facts['kind']}")
 
     def _take_facts(self, facts):
         self._errors_are_shared = facts.get("errors_are_shared", False)
