@@ -2,12 +2,14 @@
 
 from . import comm, compression
 from .optim.adam import DistributedAdam
+from .optim.lamb import Lamb
 from .optim.naive import NaiveOneBitAdam
 from .optim.onebit_adam import OneBitAdam
+from .optim.onebit_lamb import OneBitLamb
 from .optim.warmup import FixedSteps, VarianceRatio
 from .optim.zero_one_adam import ZeroOneAdam
 from .parameters import broadcast_parameters
 
 __version__ = "0.1.0"
-__all__ = ["DistributedAdam", "FixedSteps", "NaiveOneBitAdam", "OneBitAdam", "VarianceRatio", "ZeroOneAdam", "broadcast_parameters", "comm",
-           "compression"]
+__all__ = ["DistributedAdam", "FixedSteps", "Lamb", "NaiveOneBitAdam", "OneBitAdam", "OneBitLamb", "VarianceRatio", "ZeroOneAdam",
+           "broadcast_parameters", "comm", "compression"]

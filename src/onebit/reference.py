@@ -166,3 +166,85 @@ def zero_one_adam(x, gradient, n, gamma, segments, T_v, T_u, beta1=0.9, beta2=0.
             x, m, u = np.tile(x_sync, (n, 1)), np.broadcast_to(m, u.shape), np.zeros_like(u)
             gammas, decay = 0.0, 1.0
         yield LocalState(x, m, v, delta, delta_bar, u)
+
+
+# ---- LAMB and 1-bit LAMB: line numbers of Algorithm 1 in "1-bit LAMB" (Li et al., HiPC 2022); `tensors`: the slices of x, one for each tensor
+
+LambState = namedtuple("LambState", (*State._fields, "c"))  # c [tensors], of the last step
+OneBitLambState = namedtuple("OneBitLambState", (*LambState._fields, "v_fresh", "c_avg", "r", "scaling"))  # [d], then [tensors] each
+
+
+def clipped(x, bounds):
+    return min(max(x, bounds[0]), bounds[1])
+
+
+def spread(values, tensors):
+    """[tensors] -> [d]."""
+    return np.concatenate([np.full(s.stop - s.start, value) for s, value in zip(tensors, values)])
+
+
+def trust_ratios(x, u, tensors, bounds):
+    """c = clip(||x|| / ||u||, c_min, c_max) of each tensor; 1 if a norm is 0."""
+    norms = [(np.linalg.norm(x[s]), np.linalg.norm(u[s])) for s in tensors]
+    return np.array([clipped(a / b, bounds) if a and b else 1.0 for a, b in norms])
+
+
+def lamb(x, gradient, n, gamma, tensors, c_bounds=(0.01, 0.3), beta1=0.9, beta2=0.999, eta=1e-8, weight_decay=0.0, bias_correction=True,
+         max_norm=None):
+    """LAMB with decoupled weight decay on the mean gradient, equation 1: each tensor's step is multiplied by its own c."""
+    x, m, v, delta, delta_bar = start(x, n)
+    for t in count(1):
+        g = clip_mean(gradient(t, x).mean(0), max_norm)
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        c1, c2 = (1 - beta1**t, 1 - beta2**t) if bias_correction else (1.0, 1.0)
+        u = m / c1 / (np.sqrt(v / c2) + eta) + weight_decay * x
+        c = trust_ratios(x, u, tensors, c_bounds)
+        x = x - gamma(t) * spread(c, tensors) * u
+        yield LambState(x, m, v, delta, delta_bar, c)
+
+
+def momentum_scaling(m, tensors, active):
+    """United over own: the mean of the tensors' rms(m) over each one's; where that is 0, 1, and the mean leaves it out."""
+    own = np.array([np.sqrt(np.mean(m[s][active[s]] ** 2)) if active[s].any() else 0.0 for s in tensors])
+    return np.where(own > 0, own[own > 0].mean() / np.where(own > 0, own, 1), 1.0) if own.any() else np.ones(len(tensors))
+
+
+def next_ratios(frozen, fresh, r, tensors, active, bounds, threshold):
+    """The largest frozen / fresh of each tensor, kept near the last r, then within the bounds; r where nothing is active."""
+    largest = [np.max(frozen[s][active[s]] / fresh[s][active[s]], initial=-np.inf) for s in tensors]
+    near = [clipped(new, ((1 - threshold) * old, (1 + threshold) * old)) for new, old in zip(largest, r)]
+    return np.array([old if new == -np.inf else clipped(by, bounds) for new, by, old in zip(largest, near, r)])
+
+
+def one_bit_lamb(x, gradient, n, gamma, segments, tensors, T_w, fused=True, c_bounds=(0.01, 0.3), beta3=0.9, r_bounds=(0.5, 4.0),
+                 r_threshold=0.1, ratio_of="variance", beta1=0.9, beta2=0.999, eta=1e-8, weight_decay=0.0, bias_correction=True,
+                 max_norm=None, C=one_bit):
+    """Algorithm 1. `segments` as in `one_bit_adam`; fused: they span tensors, so that the momenta are scaled before compression.
+
+    r_bounds=(1, 1) gives "LAMB + basic 1-bit", in which c is frozen as v is. ratio_of="root" compares sqrt(v) + eta, the authors' code.
+    """
+    c_avg, r, scaling = np.zeros(len(tensors)), np.ones(len(tensors)), np.ones(len(tensors))
+    warmup = lamb(x, gradient, n, gamma, tensors, c_bounds, beta1, beta2, eta, weight_decay, bias_correction, max_norm)
+    for _ in range(T_w):
+        x, m, v, delta, delta_bar, c = state = next(warmup)
+        c_avg = beta3 * c_avg + (1 - beta3) * c
+        yield OneBitLambState(*state, np.zeros(len(x)), c_avg, r, scaling)
+    if bias_correction:
+        v = v / (1 - beta2**T_w)
+    v_fresh, active = v, v > 0
+    scaling = momentum_scaling(m, tensors, active) if fused else scaling
+    s = spread(scaling, tensors)
+    for t in count(T_w + 1):
+        g = clip_local(gradient(t, x), max_norm)
+        z = s * (beta1 * m + (1 - beta1) * g)
+        z_bar, delta, delta_bar = compressed_average(z, delta, delta_bar, C, *segments, active)
+        last, m = m, z_bar / s
+        g = (m - beta1 * last) / (1 - beta1)
+        v_fresh = beta2 * v_fresh + (1 - beta2) * g**2
+        frozen, fresh = (v, v_fresh) if ratio_of == "variance" else (np.sqrt(v) + eta, np.sqrt(v_fresh) + eta)
+        r = next_ratios(frozen, fresh, r, tensors, active, r_bounds, r_threshold)   # line 17 and the clips
+        c = r * c_avg
+        c1 = 1 - beta1**t if bias_correction else 1.0
+        x = x - gamma(t) * spread(c, tensors) * (m / c1 / (np.sqrt(v) + eta) + weight_decay * x)   # line 21
+        yield OneBitLambState(x, m, v, delta, delta_bar, c, v_fresh, c_avg, r, scaling)

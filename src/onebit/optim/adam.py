@@ -35,9 +35,13 @@ class DistributedAdam(SteppingOptimizer):
 
     def _exact_update(self, part, g):
         """Lines 4 to 13 of plain Adam on the mean gradient g of one part."""
-        beta1s, beta2s = (part.per_tensor(lambda group, i=i: group["betas"][i]) for i in (0, 1))
+        self._adam(part, g, part.trained())
+
+    def _adam(self, part, g, parameters, betas=None):
+        """One step of Adam; `betas`: those of all groups, instead of their own."""
+        beta1s, beta2s = (part.per_tensor(lambda group, i=i: (betas or group["betas"])[i]) for i in (0, 1))
         roots = part.per_tensor(lambda group: self._corrections(part, group)[1] ** -0.5)
-        part.kernels.adam(part.partition, part.trained(), g, part.momentum, part.variance, beta1s, beta2s, *self._numbers(part), roots)
+        part.kernels.adam(part.partition, parameters, g, part.momentum, part.variance, beta1s, beta2s, *self._numbers(part), roots)
 
     def _numbers(self, part):
         """(decays, steps, epss) of line 13 for each parameter: 1 - lr weight_decay, lr / c1 and eps."""

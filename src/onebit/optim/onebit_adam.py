@@ -50,8 +50,8 @@ class OneBitAdam(DistributedAdam):
                  communicator=None, **unknown):
         reject_unknown(unknown, option_names(OneBitAdam.__init__), type(self).__name__)
         if warmup is None:
-            raise TypeError("OneBitAdam needs warmup=, the number of steps before the variance is frozen: 15 to 25 % of all steps is the "
-                            "papers' rule of thumb, onebit.VarianceRatio(min_steps=...) chooses it")
+            raise TypeError(f"{type(self).__name__} needs warmup=, the number of steps before the variance is frozen: 15 to 25 % of all steps is "
+                            "the papers' rule of thumb, onebit.VarianceRatio(min_steps=...) chooses it")
         check_number("variance_floor, a fraction of a tensor's mean variance,", variance_floor, 0)
         self._policy = warmup if isinstance(warmup, Policy) else FixedSteps(warmup)  # the user's; `self.warmup` is the one in force
         self.variance_floor = variance_floor
@@ -85,15 +85,18 @@ class OneBitAdam(DistributedAdam):
         return taken
 
     def _terms(self, part, factor):
-        """Line 6: m_i = beta1 m + (1 - beta1) factor g_i. Right after the freeze, and after a load, m is still stored as it is."""
+        """Line 6. Right after the freeze, and after a load, m is still stored as it is."""
+        if part.packed is None:
+            return Terms(part.layout.views(self._local_momentum(part, factor)), [1.0] * len(part.params))
         weights = part.per_tensor(lambda group: (1 - group["betas"][0]) * factor)
-        betas = part.per_tensor(lambda group: group["betas"][0])
-        if part.packed is not None:
-            return Terms(part.gradients(), weights, part.packed, betas)
+        return Terms(part.gradients(), weights, part.packed, part.per_tensor(lambda group: group["betas"][0]))
+
+    def _local_momentum(self, part, factor):
+        """m_i = beta1 m + (1 - beta1) factor g_i, [size], in the memory of the flat gradient."""
         z, momentum = part.flat_gradient(), part.momentum
         for group, span in part.spans:
             z[span].mul_((1 - group["betas"][0]) * factor).add_(momentum[span] * group["betas"][0])
-        return Terms(part.layout.views(z), [1.0] * len(part.params))
+        return z
 
     def _compressed_update(self, part, gathered):
         """Lines 12 and 13: m is what all ranks received, and stays packed."""
@@ -151,9 +154,13 @@ class OneBitAdam(DistributedAdam):
     def _thaw(self):
         """m <- m + mean_i delta_i + delta_bar, by one exact all_reduce; no error is left."""
         for part in self._compressed:
-            part.momentum = part.momentum + part.allreduce.total_error()
+            part.momentum = part.momentum + self._total_error(part)
             part.drop_errors()
             self._show_state(part)
+
+    def _total_error(self, part):
+        """mean_i delta_i + delta_bar in units of the momentum."""
+        return part.allreduce.total_error()
 
     def restart_warmup(self, steps):
         """Go back to exact Adam for `steps` steps, then freeze anew: for a change of data, such as a longer sequence.

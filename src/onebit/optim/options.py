@@ -88,6 +88,17 @@ def check_fraction(name, value):
         raise ValueError(f"{name} must be a number in [0, 1), not {value!r}")
 
 
+def check_bounds(name, bounds):
+    """Raise ValueError unless `bounds` are two numbers, 0 < low <= high."""
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2 or not all(isinstance(b, Real) for b in bounds) or not 0 < bounds[0] <= bounds[1]:
+        raise ValueError(f"{name} must be two numbers (low, high) with 0 < low <= high, not {bounds!r}; (1, 1) switches it off")
+
+
+def check_choice(name, value, choices):
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
 def check_compressor(compressor):
     """The compressor, if it can make one; raises TypeError else."""
     if not callable(compressor):

@@ -21,6 +21,7 @@ class FlatOptimizer(torch.optim.Optimizer):
     takes_frozen_variance = False
     vectors = {"momentum": "exp_avg", "variance": "exp_avg_sq"}  # what is kept for each element: its name here -> torch's, in `state`
     more_vectors = {}  # the same, of compressed groups only
+    numbers = {}  # what is kept for each tensor: its name here and in `state` -> the value at the start
 
     def __init__(self, params, options, communicator, bucket_cap):
         self.communicator = communicator
@@ -61,7 +62,8 @@ class FlatOptimizer(torch.optim.Optimizer):
             raise ValueError(f"every parameter group has compress=False, so nothing would be compressed: use onebit.DistributedAdam, or "
                              f"{type(self).__name__} with a group to compress")
         self._compress_flags = flags
-        self._parts = [FlatState(bucket, self.communicator.size, compress, self.vectors | (self.more_vectors if compress else {}))
+        self._parts = [FlatState(bucket, self.communicator.size, compress, self.vectors | (self.more_vectors if compress else {}),
+                                 self.numbers)
                        for compress in (True, False)
                        for bucket in buckets([group for group in self.param_groups if group["compress"] == compress], self._bucket_cap)]
         for part in self._parts:
@@ -108,7 +110,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         if self._holds_errors:
             raise ValueError("compress was changed while compression errors are held: it may change in the warm-up of OneBitAdam only. Set it "
                              "back, call restart_warmup(steps), then change it")
-        self._relayout({p: {name: entries[name] for name in self.vectors.values()} for p, entries in self.state.items()})
+        self._relayout({p: {name: entries[name] for name in (*self.vectors.values(), *self.numbers)} for p, entries in self.state.items()})
 
     def _relayout(self, moments):
         self._build(moments)
@@ -151,7 +153,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         self._check_kind(facts)
         errors = errors_to_take(facts, type(self).__name__, self.communicator.rank, self.communicator.size, self._chunks(), reset_errors)
         indices = [i for group in groups for i in group["params"]]
-        names = {*self.vectors.values(), *self.more_vectors.values(), *errors}
+        names = {*self.vectors.values(), *self.more_vectors.values(), *self.numbers, *errors}
         saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in names}
                  for i in indices]
         check_shapes(self._params(), self._names(), saved)
