@@ -103,9 +103,9 @@ class FlatState:
         """Each parameter, or None if it is frozen."""
         return [p if p.requires_grad else None for p in self.params]
 
-    def flat(self, tensors):
-        """The tensors as a new flat vector; one that is None counts as zero."""
-        return self._laid_out(tensors, self._zeros())
+    def flat(self, tensors, out=None):
+        """The tensors as a flat vector, a new one or `out`; one that is None counts as zero."""
+        return self._laid_out(tensors, self._zeros() if out is None else out)
 
     def gradients(self):
         """This rank's gradient of each parameter, or None."""

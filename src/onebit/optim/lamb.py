@@ -5,19 +5,22 @@ from ..layout import ALIGNMENT
 from .adam import DistributedAdam
 from .options import check_bounds
 
+PIECE = 2**12  # rows of ALIGNMENT elements; what is computed of so many stays in a core's second cache
+
 
 def spread(part, values):
-    """One float per tensor of a part -> T [size / ALIGNMENT, 1], to go with a vector's rows of ALIGNMENT elements; 1 for the tail."""
+    """One float per tensor of a part -> T [size / ALIGNMENT, 1], a number for each row of ALIGNMENT elements; 1 for the tail."""
     return per_block(torch.tensor([*values, 1.0], dtype=part.dtype, device=part.device), part.layout.lengths)
 
 
-def rows(x):
-    return x.view(-1, ALIGNMENT)
+def in_pieces(vectors, numbers):
+    """Vectors [size], as rows, together with what `spread` made, some rows at a time: whole ones would need as much memory for each result."""
+    return zip(*(x.split(PIECE) for x in [*(x.view(-1, ALIGNMENT) for x in vectors), *numbers]))
 
 
 def direction(x, m, v, c1, root, eps, weight_decay):
-    """u = (m / c1) / (root sqrt(v) + eps) + weight_decay x; its first term is 0 where m is, even if v and eps are 0."""
-    return torch.where(m == 0, 0, m / c1 / (square_root(v) * root + eps)) + weight_decay * x
+    """u = (m / c1) / (root sqrt(v) + eps) + weight_decay x"""
+    return m / c1 / (square_root(v) * root + eps) + weight_decay * x
 
 
 def trust_ratio(x_norm, u_norm, bounds):
@@ -40,25 +43,32 @@ class LayerwiseRates:
     def _exact_update(self, part, g):
         """One step of LAMB on the mean gradient g of one part, which is overwritten."""
         self._adam(part, g, [None] * len(part.params))                # m and v; x stays
-        part.coefficient.copy_(torch.tensor(self._trust_ratios(part), dtype=torch.float64))
+        part.coefficient.copy_(torch.tensor(self._trust_ratios(part, g), dtype=torch.float64))
         self._adam(part, g.zero_(), part.trained(), betas=(1.0, 1.0))  # x; m and v stay
 
-    def _trust_ratios(self, part):
-        """c of each tensor, from norms that are summed in one order on all ranks."""
+    def _trust_ratios(self, part, memory):
+        """c of each tensor, from norms that are summed in one order on all ranks. x and u are laid out in `memory`, T [size]."""
         corrections = [self._corrections(part, group) for group in part.groups]
-        x = part.flat(part.params)
-        u = direction(rows(x), rows(part.momentum), rows(part.variance), spread(part, [c1 for c1, _ in corrections]),
-                      spread(part, [c2**-0.5 for _, c2 in corrections]), spread(part, part.per_tensor(lambda group: group["eps"])),
-                      spread(part, part.per_tensor(lambda group: group["weight_decay"])))
-        x_norms, u_norms = (square_root(part.tensor_sums(y.view(-1), square=True)).tolist() for y in (x, u))
-        return [trust_ratio(*norms, self.coefficient_bounds) for norms in zip(x_norms, u_norms)][: len(part.params)]
+        numbers = [spread(part, values) for values in ([c1 for c1, _ in corrections], [c2**-0.5 for _, c2 in corrections], self._epss(part),
+                                                       part.per_tensor(lambda group: group["weight_decay"]))]
+        x_norms = self._norms(part, part.flat(part.params, out=memory))
+        for x, *rest in in_pieces([memory, part.momentum, part.variance], numbers):
+            x.copy_(direction(x, *rest))
+        return [trust_ratio(*norms, self.coefficient_bounds) for norms in zip(x_norms, self._norms(part, memory))]
+
+    def _norms(self, part, x):
+        return square_root(part.tensor_sums(x, square=True)).tolist()[: len(part.params)]
+
+    def _epss(self, part):
+        """eps of each parameter, but above 0, so that a coordinate without gradient, whose m and v are 0, gives 0 rather than 0 / 0."""
+        return part.per_tensor(lambda group: max(float(group["eps"]), torch.finfo(part.dtype).tiny))
 
     def _numbers(self, part):
         """As Adam's, with lr c for lr: (1 - lr c weight_decay, lr c / c1, eps) for each parameter."""
         rates = [float(group["lr"]) * c for group, c in zip(part.groups, part.coefficient.tolist())]
         return ([1 - rate * group["weight_decay"] for group, rate in zip(part.groups, rates)],
                 [rate / self._corrections(part, group)[0] for group, rate in zip(part.groups, rates)],
-                part.per_tensor(lambda group: group["eps"]))
+                self._epss(part))
 
 
 class Lamb(LayerwiseRates, DistributedAdam):

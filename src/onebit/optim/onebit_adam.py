@@ -85,18 +85,15 @@ class OneBitAdam(DistributedAdam):
         return taken
 
     def _terms(self, part, factor):
-        """Line 6. Right after the freeze, and after a load, m is still stored as it is."""
-        if part.packed is None:
-            return Terms(part.layout.views(self._local_momentum(part, factor)), [1.0] * len(part.params))
+        """Line 6: m_i = beta1 m + (1 - beta1) factor g_i. Right after the freeze, and after a load, m is still stored as it is."""
         weights = part.per_tensor(lambda group: (1 - group["betas"][0]) * factor)
-        return Terms(part.gradients(), weights, part.packed, part.per_tensor(lambda group: group["betas"][0]))
-
-    def _local_momentum(self, part, factor):
-        """m_i = beta1 m + (1 - beta1) factor g_i, [size], in the memory of the flat gradient."""
+        betas = part.per_tensor(lambda group: group["betas"][0])
+        if part.packed is not None:
+            return Terms(part.gradients(), weights, part.packed, betas)
         z, momentum = part.flat_gradient(), part.momentum
         for group, span in part.spans:
             z[span].mul_((1 - group["betas"][0]) * factor).add_(momentum[span] * group["betas"][0])
-        return z
+        return Terms(part.layout.views(z), [1.0] * len(part.params))
 
     def _compressed_update(self, part, gathered):
         """Lines 12 and 13: m is what all ranks received, and stays packed."""

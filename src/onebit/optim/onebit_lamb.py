@@ -1,9 +1,9 @@
 import torch
 
 from ..allreduce import CompressedAllreduce
-from ..kernels.torch_ops import Terms, apply_moves, block_sums, root_mean_squares, square_root
-from ..layout import Layout
-from .lamb import LayerwiseRates, rows, spread
+from ..kernels.torch_ops import Terms, block_sums, root_mean_squares, square_root
+from ..layout import ALIGNMENT, Layout
+from .lamb import LayerwiseRates, in_pieces, spread
 from .onebit_adam import OneBitAdam
 from .options import check_bounds, check_choice, check_fraction, check_number, option_names, reject_unknown
 
@@ -93,36 +93,35 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
         part.coefficient_average.copy_(average)
 
     def _terms(self, part, factor):
-        z = self._local_momentum(part, factor)
-        rows(z).mul_(spread(part, part.scaling.tolist()))
+        z = part.flat_gradient()
+        weights = part.per_tensor(lambda group: (1 - group["betas"][0]) * factor)
+        betas = part.per_tensor(lambda group: group["betas"][0])
+        numbers = [spread(part, values) for values in (weights, betas, part.scaling.tolist())]
+        for g, m, weight, beta, scaling in in_pieces([z, part.momentum], numbers):
+            g.mul_(weight).add_(m * beta).mul_(scaling)
         layout = part.allreduce.layout
         return Terms(layout.views(z), [1.0] * len(layout.shapes))
 
     def _compressed_update(self, part, gathered):
-        momentum = rows(part.allreduce.decode(gathered)) / spread(part, part.scaling.tolist())
-        self._follow_variance(part, momentum)
-        rows(part.momentum).copy_(momentum)
-        ratios = [next_ratio(largest, last, self.ratio_threshold, self.ratio_bounds)
-                  for largest, last in zip(self._largest_ratios(part), part.ratio.tolist())]
-        part.ratio.copy_(torch.tensor(ratios, dtype=torch.float64))
+        received = part.allreduce.decode(gathered)
+        largest = self._follow_variance(part, received)
+        part.ratio.copy_(torch.tensor([next_ratio(new, last, self.ratio_threshold, self.ratio_bounds)
+                                       for new, last in zip(largest, part.ratio.tolist())], dtype=torch.float64))
         part.coefficient.copy_(part.ratio * part.coefficient_average)
-        decays, steps, epss = self._numbers(part)
-        apply_moves(part.partition, part.trained(), part.variance, momentum.mul_(spread(part, steps)).view(-1), decays, epss)
+        self._adam(part, received.zero_(), part.trained(), betas=(1.0, 1.0))  # x; m and v stay
 
-    def _follow_variance(self, part, momentum):
-        """v_fresh, by the gradient that takes the last momentum to this one."""
-        beta1, beta2 = (spread(part, part.per_tensor(lambda group, i=i: group["betas"][i])) for i in (0, 1))
-        g = (momentum - beta1 * rows(part.momentum)) / (1 - beta1)
-        rows(part.fresh_variance).mul_(beta2).add_((1 - beta2) * g * g)
-
-    def _largest_ratios(self, part):
-        """Line 17: max(v_Tw / v_fresh) over the active elements of each tensor."""
-        frozen, fresh = part.variance, part.fresh_variance
-        if self.ratio_of == "root":
-            eps = spread(part, part.per_tensor(lambda group: group["eps"]))
-            frozen, fresh = (rows(square_root(v)) + eps for v in (frozen, fresh))
-        ratios = torch.where(part.partition.active, (frozen / fresh).view(-1), -torch.inf)
-        return torch.segment_reduce(ratios, "max", lengths=part.layout.lengths).tolist()[: len(part.params)]
+    def _follow_variance(self, part, received):
+        """m_t and v_fresh from the received, scaled momentum; returns the largest v_Tw / v_fresh of each tensor, -inf if nothing is active."""
+        numbers = [spread(part, values) for values in (part.scaling.tolist(), *(part.per_tensor(lambda group, i=i: group["betas"][i])
+                                                                                for i in (0, 1)), self._epss(part))]
+        largest = []
+        for z, m, v, v_fresh, scaling, beta1, beta2, eps in in_pieces([received, part.momentum, part.variance, part.fresh_variance], numbers):
+            g = (z.div_(scaling) - beta1 * m) / (1 - beta1)
+            v_fresh.mul_(beta2).add_((1 - beta2) * g * g)
+            m.copy_(z)
+            ratio = v / v_fresh if self.ratio_of == "variance" else (square_root(v) + eps) / (square_root(v_fresh) + eps)
+            largest.append(torch.where(v > 0, ratio, -torch.inf).amax(1))
+        return torch.segment_reduce(torch.cat(largest), "max", lengths=part.layout.lengths // ALIGNMENT).tolist()[: len(part.params)]
 
     # ---- between the phases
 
@@ -155,7 +154,7 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
         part.hold_errors(allreduce, part.layout.worker_partition(active))
 
     def _total_error(self, part):
-        return (rows(super()._total_error(part)) / spread(part, part.scaling.tolist())).view(-1)
+        return (super()._total_error(part).view(-1, ALIGNMENT) / spread(part, part.scaling.tolist())).view(-1)
 
     # ---- checkpoints
 
