@@ -159,10 +159,16 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
     # ---- checkpoints
 
     def _check_kind(self, facts):
-        if facts.get("holds_errors") and facts.get("scale") != self.scale:
-            raise ValueError(f"this checkpoint's compression errors are not those of {type(self).__name__}(scale={self.scale!r}): set scale as it "
-                             "was when it was saved; another optimizer's state can be taken over if it was saved in the warm-up, after "
-                             "restart_warmup(steps) say")
+        """In the compressed phase nothing goes without the average of coefficients, nor with errors of another scaling."""
+        super()._check_kind(facts)
+        if not facts.get("holds_errors"):
+            return
+        if "scale" not in facts:
+            raise ValueError(f"this checkpoint was saved in the compressed phase of onebit.{facts.get('kind')}, which has no coefficients: load it "
+                             "there, call restart_warmup(steps) and save it, then load it here with a longer warmup")
+        if facts["scale"] != self.scale:
+            raise ValueError(f"this checkpoint's compression errors are those of scale={facts['scale']!r}: set scale as it was, and "
+                             "restart_warmup(steps) before it is saved if it is to change")
 
     def _facts(self):
         return super()._facts() | {"scale": self.scale, "averaged_steps": self._averaged_steps}

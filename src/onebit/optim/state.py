@@ -173,8 +173,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         """Raise ValueError if the variance of a checkpoint means something else than this optimizer's."""
         frozen = facts.get("variance_is_corrected") or "variance_steps" in facts and facts["holds_errors"]
         if frozen and not self.takes_frozen_variance:
-            raise ValueError("this checkpoint holds a frozen variance: load it into onebit.OneBitAdam, and call restart_warmup(steps) to go on "
-                             "exactly")
+            raise ValueError(f"this checkpoint holds a frozen variance: load it into onebit.{facts.get('kind', 'OneBitAdam')}, and call "
+                             "restart_warmup(steps) to go on exactly")
         if "variance_updates" in facts and facts["kind"] != type(self).__name__:
             raise ValueError(f"this checkpoint's variance was not updated at every step: load it into onebit.{facts['kind']}")
 
