@@ -117,6 +117,10 @@ class FlatState:
             self._gradient = self._zeros()
         return self._laid_out(self.gradients(), self._gradient)
 
+    def drop_gradient(self):
+        """Make the flat gradient anew next time, since something was written into its padding, which must be 0."""
+        self._gradient = None
+
     def _laid_out(self, tensors, vector):
         for tensor, view in zip(tensors, self.layout.views(vector)):
             if tensor is None:

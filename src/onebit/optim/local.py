@@ -37,7 +37,8 @@ class LocalSteps:
         """The clipping factor of this rank's gradients alone; 0 if they are not finite."""
         if not self._needs_norm:
             return 1.0
-        return self._factor(sum(float(self._measure(part)[0]) for part in self._parts)) or 0.0
+        unscaling = self._unscaling()
+        return self._factor(unscaling**2 * sum(float(self._measure(part)[0]) for part in self._parts), unscaling) or 0.0
 
     def _own_gradient(self, part, factor):
         """This rank's gradients times `factor`, flat; a factor of 0 makes zeros of whatever they are."""
@@ -45,7 +46,7 @@ class LocalSteps:
 
     def _exact_mean(self, part, x):
         """The mean of x over the ranks, in its place."""
-        return self._runner.submit(ExactAllreduce(self.communicator, part.wire_dtype).allreduce, x).result()
+        return self._runner.submit(ExactAllreduce(self.communicator, self._wire_dtype(part)).allreduce, x).result()
 
     @torch.no_grad()
     def synchronize(self):
