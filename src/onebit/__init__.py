@@ -1,6 +1,6 @@
 """1-bit Adam and its family for PyTorch: Adam's convergence at a thirtieth of the traffic."""
 
-from . import comm, compression
+from . import comm, compression, ddp
 from .optim.adam import DistributedAdam
 from .optim.lamb import Lamb
 from .optim.naive import NaiveOneBitAdam
@@ -12,4 +12,4 @@ from .parameters import broadcast_parameters
 
 __version__ = "0.1.0"
 __all__ = ["DistributedAdam", "FixedSteps", "Lamb", "NaiveOneBitAdam", "OneBitAdam", "OneBitLamb", "VarianceRatio", "ZeroOneAdam",
-           "broadcast_parameters", "comm", "compression"]
+           "broadcast_parameters", "comm", "compression", "ddp"]

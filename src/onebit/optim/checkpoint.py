@@ -44,6 +44,22 @@ def errors_to_take(facts, kind, rank, size, chunks, reset_errors):
     )
 
 
+def check_state(state_dict, names):
+    """Raise ValueError if a state of torch's own is not that of an optimizer which keeps `names`; warn if it decays weights otherwise."""
+    for entries in state_dict["state"].values():
+        missing = [name for name in names if name not in entries]
+        if entries and missing:
+            raise ValueError(f"the state_dict holds {', '.join(entries)} for a parameter, and lacks {', '.join(missing)}: it is another optimizer's. "
+                             "Load that of the same optimizer or of torch.optim.AdamW, or begin without")
+    for group in state_dict["param_groups"]:
+        for option in ("amsgrad", "maximize"):
+            if group.get(option):
+                raise ValueError(f"the state_dict was made with {option}=True, which there is not here: begin without its state")
+        if group.get("weight_decay") and group.get("decoupled_weight_decay") is False:
+            warnings.warn("the state_dict is of torch.optim.Adam, which adds weight decay to the gradient. Here it is decoupled, as AdamW's, and the "
+                          "same number acts otherwise", stacklevel=3)
+
+
 def check_shapes(params, names, saved):
     """Raise ValueError if the entries saved for a parameter have another shape."""
     for p, name, entries in zip(params, names, saved):

@@ -2,7 +2,7 @@
 
 import torch
 
-from .checkpoint import ParameterState, check_shapes, errors_to_take, warn_of_lost_errors
+from .checkpoint import ParameterState, check_shapes, check_state, errors_to_take, warn_of_lost_errors
 from .flat import FlatState, buckets
 from .options import ONLY_TORCH, check_group, check_tensors, reject_misspelt
 
@@ -148,6 +148,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         Raises ValueError if the errors belong to another rank or world size, or if the groups do not match.
         """
         self._must_be_idle("load_state_dict was called")
+        check_state(state_dict, self.vectors.values())
         groups = [dict(group) for group in state_dict["param_groups"]]
         facts = groups[0].pop("onebit", {})
         self._check_kind(facts)
@@ -162,7 +163,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         options = [own | {key: value for key, value in group.items() if key not in (*ONLY_TORCH, "param_names")}
                    for group, own in zip(groups, self.param_groups)]
         super().load_state_dict({"state": {}, "param_groups": options + groups[len(options) :]})
-        self._step.fill_(max((float(entries["step"]) for entries in state_dict["state"].values()), default=0.0))
+        self._step.fill_(max((float(entries.get("step", 0)) for entries in state_dict["state"].values()), default=0.0))
         saved = dict(zip(self._params(), saved))
         self._build(saved)
         self._take_facts(facts)
