@@ -248,3 +248,54 @@ def one_bit_lamb(x, gradient, n, gamma, segments, tensors, T_w, fused=True, c_bo
         c1 = 1 - beta1**t if bias_correction else 1.0
         x = x - gamma(t) * spread(c, tensors) * (m / c1 / (np.sqrt(v) + eta) + weight_decay * x)   # line 21
         yield OneBitLambState(x, m, v, delta, delta_bar, c, v_fresh, c_avg, r, scaling)
+
+
+# ---- SGD and its relatives
+
+
+def sgd(x, gradient, n, gamma, momentum=0.0, dampening=0.0, weight_decay=0.0, max_norm=None):
+    """SGD with momentum and coupled weight decay on the mean gradient."""
+    x, m, v, delta, delta_bar = start(x, n)
+    for t in count(1):
+        g = clip_mean(gradient(t, x).mean(0), max_norm)
+        m = momentum * m + (1 - dampening) * (g + weight_decay * x)
+        x = x - gamma(t) * m
+        yield State(x, m, v, delta, delta_bar)
+
+
+def double_squeeze(x, gradient, n, gamma, segments, weight_decay=0.0, max_norm=None, C=one_bit):
+    """SGD on error-compensated compressed gradients, both ways."""
+    x, m, v, delta, delta_bar = start(x, n)
+    everywhere = np.ones(len(x), bool)
+    for t in count(1):
+        g = clip_local(gradient(t, x), max_norm) + weight_decay * x
+        g, delta, delta_bar = compressed_average(g, delta, delta_bar, C, *segments, everywhere)
+        x = x - gamma(t) * g
+        yield State(x, m, v, delta, delta_bar)
+
+
+def ef_momentum_sgd(x, gradient, n, gamma, segments, momentum=0.9, dampening=0.0, weight_decay=0.0, max_norm=None, C=one_bit):
+    """Momentum SGD with the compressed momentum of 1-bit Adam, lines 6 to 12."""
+    x, m, v, delta, delta_bar = start(x, n)
+    everywhere = np.ones(len(x), bool)
+    for t in count(1):
+        g = clip_local(gradient(t, x), max_norm) + weight_decay * x
+        m = momentum * m + (1 - dampening) * g
+        m, delta, delta_bar = compressed_average(m, delta, delta_bar, C, *segments, everywhere)
+        x = x - gamma(t) * m
+        yield State(x, m, v, delta, delta_bar)
+
+
+def local_sgd(x, gradient, n, gamma, tau=4, momentum=0.0, dampening=0.0, weight_decay=0.0, max_norm=None):
+    """Here x and m are [n, d], and `gradient(t, x)` gives g_i at x_i: each worker has its own. Every tau steps they are averaged."""
+    x, m, v, delta, delta_bar = start(x, n)
+    x, m = np.tile(x, (n, 1)), np.tile(m, (n, 1))
+    for t in count(1):
+        g = gradient(t, x)
+        g = clip_each(g, max_norm) if t % tau else clip_local(g, max_norm)
+        m = momentum * m + (1 - dampening) * (g + weight_decay * x)
+        x = x - gamma(t) * m
+        if t % tau == 0:
+            x = np.tile(x.mean(0), (n, 1))
+            m = np.tile(m.mean(0), (n, 1)) if np.any(momentum) else np.zeros_like(m)
+        yield State(x, m, v, delta, delta_bar)

@@ -4,8 +4,6 @@ from .. import kernels
 from ..kernels.torch_ops import block_sums, group_sums
 from ..layout import Layout
 
-ERRORS = ("worker_error", "server_error")
-
 
 def buckets(groups, cap):
     """Cut the parameters of `groups` into buckets, each [(group, its parameters), ...], the last parameters first.
@@ -159,7 +157,7 @@ class FlatState:
 
     def computed(self, name, i):
         """The entry `name` of parameter i, which is not stored; KeyError if it has none."""
-        if name == self.vectors["momentum"] and self.packed is not None:
+        if name == self.vectors.get("momentum") and self.packed is not None:
             return self.layout.views(self.momentum)[i]
         if name == "worker_error" and self.allreduce:
             return self.layout.views(self.allreduce.worker_error)[i]

@@ -55,6 +55,12 @@ class LocalSteps:
             self._sync()
         super().synchronize()
 
+    def _relayout(self, moments):
+        if not self._is_synced:
+            raise ValueError("compress was changed between two syncs, while the ranks' models differ: set it back, call synchronize() on all ranks, "
+                             "then change it")
+        super()._relayout(moments)
+
     def _shared(self, part):
         """Between syncs only the options and what `_common` names are the same on all ranks."""
         return super()._shared(part) if self._is_synced else self._common(part)

@@ -14,8 +14,8 @@ FRACTIONS = ("momentum", "dampening")  # options of a group in [0, 1)
 # what the same thing is called elsewhere
 SYNONYMS = {"freeze_step": "warmup", "warmup_steps": "warmup", "clip": "max_grad_norm", "max_norm": "max_grad_norm",
             "process_group": "communicator", "group": "communicator", "learning_rate": "lr", "decay": "weight_decay"}
-# options of torch.optim.Adam and AdamW that have no counterpart here
-ONLY_TORCH = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+# options of torch.optim.Adam, AdamW and SGD that have no counterpart here
+ONLY_TORCH = ("amsgrad", "nesterov", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 
 # what tells a parameter of which each rank holds a shard only: an attribute of it -> whose it is
 SHARDED = {"placements": "a DTensor, as FSDP's fully_shard and tensor parallelism make them", "_fsdp_flattened": "FullyShardedDataParallel's",

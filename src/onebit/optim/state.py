@@ -22,6 +22,7 @@ class FlatOptimizer(torch.optim.Optimizer):
     vectors = {"momentum": "exp_avg", "variance": "exp_avg_sq"}  # what is kept for each element: its name here -> torch's, in `state`
     more_vectors = {}  # the same, of compressed groups only
     numbers = {}  # what is kept for each tensor: its name here and in `state` -> the value at the start
+    sent_options = ("betas",)  # options of a group on which it depends what is sent
 
     def __init__(self, params, options, communicator, bucket_cap):
         self.communicator = communicator
@@ -140,24 +141,25 @@ class FlatOptimizer(torch.optim.Optimizer):
         return [(len(part.params), part.layout.chunk) for part in self._compressed]
 
     def load_state_dict(self, state_dict, reset_errors=False):
-        """Take over a state, also a plain torch.optim.Adam or AdamW's. State keeps its own dtype whatever the parameters'.
+        """Take over a state, also that of torch's optimizer of the same kind (Adam, AdamW, SGD). State keeps its own dtype whatever the parameters'.
 
         Args:
             reset_errors: start with zero errors, and warn of how much is lost, where the checkpoint's belong to another rank.
 
-        Raises ValueError if the errors belong to another rank or world size, or if the groups do not match.
+        Raises ValueError if the state is another optimizer's, if the errors belong to another rank or world size, or if the groups do not match.
         """
         self._must_be_idle("load_state_dict was called")
-        check_state(state_dict, self.vectors.values())
+        check_state(state_dict, self.vectors.values(), type(self).__name__)
         groups = [dict(group) for group in state_dict["param_groups"]]
         facts = groups[0].pop("onebit", {})
         self._check_kind(facts)
         errors = errors_to_take(facts, type(self).__name__, self.communicator.rank, self.communicator.size, self._chunks(), reset_errors)
         indices = [i for group in groups for i in group["params"]]
-        names = {*self.vectors.values(), *self.more_vectors.values(), *self.numbers, *errors}
-        saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in names}
+        vectors = {*self.vectors.values(), *self.more_vectors.values()}
+        names = {*vectors, *self.numbers, *errors}
+        saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in names and value is not None}
                  for i in indices]
-        check_shapes(self._params(), self._names(), saved)
+        check_shapes(self._params(), self._names(), saved, vectors | {"worker_error"})
         if not errors:
             warn_of_lost_errors(state_dict["state"])
         options = [own | {key: value for key, value in group.items() if key not in (*ONLY_TORCH, "param_names")}
@@ -184,7 +186,7 @@ class FlatOptimizer(torch.optim.Optimizer):
 
     def _take_errors(self, part, entries):
         """The compression errors of a part, from the entries saved for its parameters."""
-        worker_error = torch.zeros_like(part.variance)
+        worker_error = part.partition.zeros(part.dtype)
         for view, entry in zip(part.layout.views(worker_error), entries):
             view.copy_(entry["worker_error"])
         part.allreduce.worker_error = worker_error
