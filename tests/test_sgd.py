@@ -193,7 +193,7 @@ def test_ef_momentum_sgd_equals_onebit_adam_with_a_variance_of_one_bit_for_bit()
     adam = run_threads(3, lambda c: run(c, onebit.OneBitAdam, "exp_avg", betas=(0.9, 0.999), eps=0.0, warmup=1, bias_correction=False))
     for ours, theirs in zip(sgd, adam):
         assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
-        assert ours[-1][-1].any()
+        assert ours[-1][4].any()  # a worker error
 
 
 # ---- laws
