@@ -37,6 +37,8 @@ def resumed(communicator, params, state, **options):
     {"warmup": 8, "kind": onebit.OneBitLamb, "coefficient_beta": 0.8},
     {"warmup": 8, "kind": onebit.OneBitLamb, "coefficient_beta": 0.8, "scale": "fused"},
     {"warmup": onebit.VarianceRatio(0.5, min_steps=6, window=3)}, {"warmup": 8, "dtype": torch.bfloat16}, {"warmup": 8, "max_grad_norm": 1.0},
+    {"kind": onebit.DistributedSGD, "momentum": 0.9}, {"kind": onebit.DoubleSqueeze, "weight_decay": 0.1}, {"kind": onebit.EFMomentumSGD},
+    {"kind": onebit.LocalSGD, "momentum": 0.9}, {"kind": onebit.LocalSGD, "dtype": torch.bfloat16},
 ], ids=str)
 def test_resuming_continues_as_if_never_stopped(at, options):
     """Before, at and after the freeze; the next freeze, too, happens at the same step."""
