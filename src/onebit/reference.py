@@ -298,4 +298,74 @@ def local_sgd(x, gradient, n, gamma, tau=4, momentum=0.0, dampening=0.0, weight_
         if t % tau == 0:
             x = np.tile(x.mean(0), (n, 1))
             m = np.tile(m.mean(0), (n, 1)) if np.any(momentum) else np.zeros_like(m)
+
+
+# ---- compressors beyond one bit, and Adam with a compressed or a late variance
+
+
+def quantize(x, segments, active, levels, norm="max", u=None):
+    """C[x] = ||x|| k / s, k = s x / ||x|| rounded to the nearest whole number, s = `levels`, on each segment; 0 where not active.
+
+    With u, numbers like x from [0, 1), k is rounded up if u is below what it has after the point: QSGD, if norm is "l2".
+    """
+    y = np.zeros_like(x)
+    for s in segments:
+        z = np.where(active[s], x[..., s], 0.0)
+        if z.shape[-1]:
+            scale = np.abs(z).max(-1, keepdims=True) if norm == "max" else np.sqrt((z**2).sum(-1, keepdims=True))
+            k = z / np.where(scale == 0, 1.0, scale) * levels
+            k = np.rint(k) if u is None else np.floor(k) + (u[..., s] < k - np.floor(k))
+            y[..., s] = scale * k / levels
+    return y
+
+
+def top_k(x, segments, active, density):
+    """C[x] = x where |x| is among the ceil(density * count) largest of a segment, the first of equals; else 0.
+
+    One that is cut among servers sends its part from each: take the server segments for workers, too.
+    """
+    y = np.zeros_like(x)
+    for s in segments:
+        z = np.where(active[s], x[..., s], 0.0)
+        largest = np.argsort(-np.abs(z), axis=-1, kind="stable")[..., : int(np.ceil(density * active[s].sum()))]
+        np.put_along_axis(y[..., s], largest, np.take_along_axis(z, largest, -1), -1)
+    return y
+
+
+def quantized_variance_adam(x, gradient, n, gamma, segments, Q, beta1=0.9, beta2=0.999, eta=1e-8, weight_decay=0.0,
+                            bias_correction=True, max_norm=None, C=one_bit):
+    """Figure 12: momentum through C with error feedback; v_i = beta2 v + (1 - beta2) g_i^2 through Q, there and back, without."""
+    x, m, v, delta, delta_bar = start(x, n)
+    everywhere = np.ones(len(x), bool)
+    for t in count(1):
+        g = clip_local(gradient(t, x), max_norm)
+        m, delta, delta_bar = compressed_average(beta1 * m + (1 - beta1) * g, delta, delta_bar, C, *segments, everywhere)
+        v_hat = Q(beta2 * v + (1 - beta2) * g**2, segments[0], everywhere)
+        v = Q(v_hat.mean(0), segments[1], everywhere)
+        c1, c2 = (1 - beta1**t, 1 - beta2**t) if bias_correction else (1.0, 1.0)
+        x = update(x, m, v, gamma(t), eta, weight_decay, c1, c2)
+        yield State(x, m, v, delta, delta_bar)
+
+
+def lazy_variance_adam(x, gradient, n, gamma, segments, tau, steps_with="own", beta1=0.9, beta2=0.999, eta=1e-8, weight_decay=0.0,
+                       bias_correction=True, max_norm=None, C=one_bit):
+    """Figure 13: momentum through C with error feedback; v [n, d] takes in local gradients and is averaged every tau steps.
+
+    x and v are [n, d]: every worker has its own. steps_with="own": it divides by its own v, and x is averaged when v is; "average": by
+    the last average (of the first step until there is one), so that x stays the same.
+    """
+    x, m, _, delta, delta_bar = start(x, n)
+    x, v = np.tile(x, (n, 1)), np.zeros((n, len(x)))
+    everywhere = np.ones(len(m), bool)
+    average = None
+    for t in count(1):
+        g = clip_local(gradient(t, x), max_norm)
+        m, delta, delta_bar = compressed_average(beta1 * m + (1 - beta1) * g, delta, delta_bar, C, *segments, everywhere)
+        v = beta2 * v + (1 - beta2) * g**2
+        c1, c2 = (1 - beta1**t, 1 - beta2**t) if bias_correction else (1.0, 1.0)
+        if t % tau == 0:
+            x, v = np.tile(x.mean(0), (n, 1)), np.tile(v.mean(0), (n, 1))
+        if t % tau == 0 or average is None:
+            average = v.mean(0) / c2
+        x = update(x, m, v / c2 if steps_with == "own" else average, gamma(t), eta, weight_decay, c1)
         yield State(x, m, v, delta, delta_bar)

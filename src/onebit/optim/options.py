@@ -9,6 +9,8 @@ from numbers import Integral, Real
 import torch
 
 from ..comm import Communicator
+from ..compression import Compressor
+from ..layout import Layout
 
 FRACTIONS = ("momentum", "dampening")  # options of a group in [0, 1)
 # what the same thing is called elsewhere
@@ -103,10 +105,10 @@ def check_choice(name, value, choices):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
-def check_compressor(compressor):
-    """The compressor, if it can make one; raises TypeError else."""
-    if not callable(compressor):
-        raise TypeError(f"compressor must be a class such as onebit.compression.Sign, or a callable (partition, dtype) -> Compressor, not "
+def check_compressor(compressor, name="compressor"):
+    """The compressor, if it can make one, its own options being right; raises TypeError else. It is tried here, not at the freeze."""
+    if not callable(compressor) or not isinstance(compressor(Layout([(1,)], ranks=1).worker_partition(), torch.float32), Compressor):
+        raise TypeError(f"{name} must be a class such as onebit.compression.Sign, or a callable (partition, dtype) -> Compressor, not "
                         f"{compressor!r}")
     return compressor
 

@@ -54,8 +54,9 @@ class SteppingOptimizer(DistributedOptimizer):
             return False
         if late:
             self._warn_of_late_gradients(late)
+        exchanges = exchanges or self._exchanges(factor)
         self._count_step()
-        for part, exchange in zip(self._parts, exchanges or self._exchanges(factor)):
+        for part, exchange in zip(self._parts, exchanges):
             if part.allreduce:
                 outcome = exchange.result()
                 part.allreduce.commit()
@@ -65,13 +66,17 @@ class SteppingOptimizer(DistributedOptimizer):
         return True
 
     def _start_exchange(self, part, factor=1.0):
-        """Start to average a part's gradients, times `factor`: exactly, or compressed if it holds errors. Returns a future."""
+        """Start to average a part's gradients, times `factor`: exactly, or compressed if it holds errors. Returns a future.
+
+        With errors it is called before the step is counted, with overlap and without.
+        """
         if part.allreduce:
             return self._runner.submit(part.allreduce.exchange, part.allreduce.compress(self._terms(part, factor)))
         return self._runner.submit(ExactAllreduce(self.communicator, self._wire_dtype(part)).allreduce, scaled(part.flat_gradient(), factor))
 
     def _make_allreduce(self, part, active=None):
-        part.hold_errors(CompressedAllreduce(self.communicator, part.layout, part.dtype, self.compressor, active, in_place=not self.overlap))
+        part.hold_errors(CompressedAllreduce(self.communicator, part.layout, part.dtype, self.compressor, active, in_place=not self.overlap,
+                                             rounds=self.steps, stream=self._parts.index(part)))
 
     def _agree(self):
         """Before anything is changed: this rank's factor for its gradients, and how many of all ranks' belong to masked coordinates.
