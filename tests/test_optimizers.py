@@ -94,7 +94,7 @@ def train(communicator, kind, options, steps=STEPS, dtype=torch.float64, gradien
 def snapshot(optimizer, params):
     state = {"x": joined(params), "m": joined([optimizer.state[p]["exp_avg"] for p in params]),
              "v": joined([optimizer.state[p]["exp_avg_sq"] for p in params])}
-    if "worker_error" in optimizer.state[params[0]]:
+    if optimizer.phase == "compressed":  # `in` would not do: errors are computed when asked for
         state["delta"] = joined([optimizer.state[p]["worker_error"] for p in params])
         state["server_error"] = optimizer.state[params[0]]["server_error"].double().numpy().copy()
     return state
