@@ -298,6 +298,7 @@ def local_sgd(x, gradient, n, gamma, tau=4, momentum=0.0, dampening=0.0, weight_
         if t % tau == 0:
             x = np.tile(x.mean(0), (n, 1))
             m = np.tile(m.mean(0), (n, 1)) if np.any(momentum) else np.zeros_like(m)
+        yield State(x, m, v, delta, delta_bar)
 
 
 # ---- compressors beyond one bit, and Adam with a compressed or a late variance

@@ -3,7 +3,7 @@ import copy
 import torch
 
 from ..compression import Sign
-from ..kernels.torch_ops import Terms, per_block
+from ..kernels.torch_ops import per_block
 from ..layout import ALIGNMENT
 from .adam import DistributedAdam
 from .options import check_compressor, check_number, describe_compressor, option_names, reject_unknown
@@ -83,17 +83,6 @@ class OneBitAdam(DistributedAdam):
         if taken and self.warmup.wants(self.steps):
             self.warmup.observe(self.steps, sum(map(self._variance_sum, self._compressed)))
         return taken
-
-    def _terms(self, part, factor):
-        """Line 6: m_i = beta1 m + (1 - beta1) factor g_i. Right after the freeze, and after a load, m is still stored as it is."""
-        weights = part.per_tensor(lambda group: (1 - group["betas"][0]) * factor)
-        betas = part.per_tensor(lambda group: group["betas"][0])
-        if part.packed is not None:
-            return Terms(part.gradients(), weights, part.packed, betas)
-        z, momentum = part.flat_gradient(), part.momentum
-        for group, span in part.spans:
-            z[span].mul_((1 - group["betas"][0]) * factor).add_(momentum[span] * group["betas"][0])
-        return Terms(part.layout.views(z), [1.0] * len(part.params))
 
     def _compressed_update(self, part, gathered):
         """Lines 12 and 13: m is what all ranks received, and stays packed."""
