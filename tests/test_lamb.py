@@ -401,6 +401,37 @@ def test_a_group_that_changes_compress_in_the_warmup_keeps_its_coefficients():
     assert optimizer.state[params[1]]["worker_error"] is not None
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("scale", ["tensor", "fused"])
+def test_a_synchronized_checkpoint_of_lamb_serves_any_number_of_ranks(size, scale):
+    """The errors lie where their parameters are, whatever chunks they were served in, and all ranks go on alike."""
+
+    def save(communicator):
+        run = make(communicator, onebit.OneBitLamb, shapes=((70,), (9, 15)), warmup=12, scale=scale)
+        for t in range(16):
+            step(run, t, communicator.rank)
+        run.optimizer.synchronize()
+        return run.params, saved(run.optimizer)
+
+    params, state = run_threads(3, save)[1]
+
+    def load(communicator):
+        run = make(communicator, onebit.OneBitLamb, shapes=((70,), (9, 15)), warmup=12, scale=scale)
+        with torch.no_grad():
+            for p, value in zip(run.params, params):
+                p.copy_(value)
+        run.optimizer.load_state_dict(state)
+        errors = [run.optimizer.state[p]["worker_error"].clone() for p in run.params]
+        for t in range(5):
+            step(run, t, communicator.rank)
+        return errors, [p.detach() for p in run.params]
+
+    results = run_threads(size, load)
+    for errors, after in results:
+        assert same(errors, [entries["worker_error"] for entries in state["state"].values()]) and errors[0].any()
+        assert same(after, results[0][1])
+
+
 def test_distributed_checkpoint_keeps_the_numbers_of_each_tensor():
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 

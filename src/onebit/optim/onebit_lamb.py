@@ -37,7 +37,8 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
         x      <- x - lr c (m_hat / (sqrt(v_Tw) + eps) + weight_decay x)
 
     The worker and server errors are in units of scaling times the momentum. Traffic and masks are `OneBitAdam`'s; what is masked takes no part in r
-    and in scaling. Fresh variance and momentum are stored as they are: 8 bytes an element more than `OneBitAdam` at float32.
+    and in scaling. Fresh variance, momentum and a flat copy of the gradient are stored as they are: 12 bytes an element more than `OneBitAdam`.
+    `restart_warmup` goes on from v_Tw and c_avg, and the next freeze makes scaling, v_fresh and r anew: v_fresh holds the noise of compression.
 
     `optimizer.state[p]` has v_fresh as "exp_avg_sq_fresh" and, without unit, c of the last step as "coefficient", c_avg as "coefficient_average", r
     as "ratio", and "scaling".
