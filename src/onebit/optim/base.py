@@ -33,8 +33,8 @@ class DistributedOptimizer(FlatOptimizer):
     A subclass gives `_take_step() -> bool`: one step, or False if the ranks agree to skip it because a gradient is not finite.
 
     Args:
-        params: parameters, named parameters or groups. Options of a group: lr, betas, eps, weight_decay and compress (False: its
-            gradients are averaged exactly and it is trained by plain Adam); all are read at every step.
+        params: parameters, named parameters or groups. Options of a group: those of `options` and compress (False: its gradients are
+            averaged exactly, and it is trained by the uncompressed baseline); all are read at every step.
         options: defaults of the groups' options.
         max_grad_norm: clip all gradients by one factor, the same on all ranks; None: no clipping.
         check_finite: skip a step, on all ranks, if a gradient on any rank is not finite.
