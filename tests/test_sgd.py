@@ -389,14 +389,17 @@ def test_compress_may_change_after_an_average_only():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_loading_torch_sgd_starts_from_its_momentum(momentum):
-    """The next step is torch's; without momentum torch has no buffer, and ours starts from zero."""
+    """The next step is torch's; without momentum torch has no buffer, or None by that name, and ours starts from zero."""
     params = [torch.nn.Parameter(torch.ones(s)) for s in SMALL_SHAPES]
     sgd = torch.optim.SGD(params, lr=0.3, momentum=momentum)
     for p in params:
         p.grad = torch.full_like(p, 0.5)
     sgd.step()
     run = make(Single(), onebit.DistributedSGD, shapes=SMALL_SHAPES)
-    run.optimizer.load_state_dict(sgd.state_dict())
+    state = sgd.state_dict()
+    if not momentum:
+        state["state"] = {i: {"momentum_buffer": None} for i in range(len(params))}
+    run.optimizer.load_state_dict(state)
     assert run.optimizer.param_groups[0]["momentum"] == momentum and "nesterov" not in run.optimizer.param_groups[0]
     with torch.no_grad():
         for p, q in zip(run.params, params):

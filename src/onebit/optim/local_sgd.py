@@ -1,5 +1,3 @@
-import torch
-
 from ..allreduce import ExactAllreduce
 from .local import LocalSteps
 from .options import check_whole, option_names, reject_unknown
@@ -50,7 +48,6 @@ class LocalSGD(LocalSteps, DistributedSGD):
         if self.steps % self.tau == 0:
             self._sync()
 
-    @torch.no_grad()
     def _sync(self):
         """x_i <- mean_j x_j and m_i <- mean_j m_j. What no rank has trained stays: the mean of equal numbers may round."""
         for part in self._compressed:
