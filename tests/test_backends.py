@@ -14,6 +14,8 @@ KINDS = [
     (onebit.OneBitAdam, BETAS | {"warmup": 6}), (onebit.NaiveOneBitAdam, BETAS), (onebit.DistributedAdam, BETAS),
     (onebit.ZeroOneAdam, BETAS | {"variance_freeze_step": 5, "variance_update_scaler": 2, "local_step_scaler": 4, "local_step_clipper": 2}),
     (onebit.Lamb, BETAS), (onebit.OneBitLamb, BETAS | {"warmup": 6, "scale": "fused", "coefficient_beta": 0.8}),
+    (onebit.QuantizedVarianceAdam, BETAS), (onebit.LazyVarianceAdam, BETAS | {"tau": 4}),
+    (onebit.OneBitAdam, BETAS | {"warmup": 6, "compressor": onebit.compression.TopK}),
     (onebit.DistributedSGD, MOMENTUM), (onebit.DoubleSqueeze, {}), (onebit.EFMomentumSGD, MOMENTUM), (onebit.LocalSGD, MOMENTUM | {"tau": 3}),
 ]
 

@@ -1,13 +1,12 @@
-import torch
-
 from ..allreduce import ExactAllreduce
 from .compressed_momentum import CompressedMomentumAdam
+from .local import LocalSteps
 from .options import check_whole, option_names, reject_unknown
 
 STEPS_WITH = ("own", "average")
 
 
-class LazyVarianceAdam(CompressedMomentumAdam):
+class LazyVarianceAdam(LocalSteps, CompressedMomentumAdam):
     """Adam with lazily updated variance: a baseline that falls behind ("1-bit Adam", Figure 13).
 
         m   = C-allreduce(beta1 m + (1 - beta1) g_i)          1 bit, with worker and server error
@@ -36,7 +35,6 @@ class LazyVarianceAdam(CompressedMomentumAdam):
         if steps_with not in STEPS_WITH:
             raise ValueError(f'steps_with must be "own", each worker\'s own variance, or "average", the last average, not {steps_with!r}')
         self.tau, self.steps_with = tau, steps_with
-        self._is_synced = True  # whether all ranks hold the same variance and parameters
         if steps_with == "average":
             self.more_vectors = {"average": "average_exp_avg_sq"}  # the last average, corrected
         super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
@@ -49,7 +47,8 @@ class LazyVarianceAdam(CompressedMomentumAdam):
     # ---- a step
 
     def _take_step(self):
-        taken = super()._take_step()
+        """The ranks meet in every step, so it is not `LocalSteps` that takes it; what that says of the time between syncs holds here, too."""
+        taken = super(LocalSteps, self)._take_step()
         if taken:
             self._is_synced = self._is_due(self.steps)
         return taken
@@ -87,35 +86,19 @@ class LazyVarianceAdam(CompressedMomentumAdam):
         for p, value in zip(part.params, part.layout.views(parameters)):
             p.copy_(value)
 
-    # ---- what the ranks have in common
+    # ---- between averages
 
-    def _shared(self, part):
-        if self._is_synced or not part.compress:
-            return super()._shared(part)
-        local = ("exp_avg_sq", "parameter") if self.steps_with == "own" else ("exp_avg_sq",)
-        return [{name: value for name, value in entries.items() if name not in local} for entries in super()._shared(part)]
+    def _common(self, part):
+        """Between averages the variance is each rank's own, and with steps_with="own" the parameters are."""
+        own = () if not part.compress else ("exp_avg_sq", "parameter") if self.steps_with == "own" else ("exp_avg_sq",)
+        return [{name: value for name, value in entries.items() if name not in own} for entries in super(LocalSteps, self)._shared(part)]
 
-    @torch.no_grad()
-    def synchronize(self):
-        """As any optimizer's; and average the variance, and with steps_with="own" the parameters, if they have not just been."""
-        super().synchronize()
+    def _sync(self):
+        """An average out of turn; the last average that steps_with="average" divides by stays the last one that was due."""
+        self._must_be_idle("synchronize was called")
         exact = ExactAllreduce(self.communicator)
-        for part in () if self._is_synced else self._compressed:
+        for part in self._compressed:
             exact.allreduce(part.variance)
             if self.steps_with == "own":
                 self._take_parameters(part, exact.allreduce(part.flat(part.params)))
         self._is_synced = True
-
-    def _check_kind(self, facts):
-        super()._check_kind(facts)
-        if not facts.get("is_synced", True) and (facts["rank"], facts["size"]) != (self.communicator.rank, self.communicator.size):
-            raise ValueError(f"this checkpoint holds the variance of rank {facts['rank']} of {facts['size']} between two averages, and this is rank "
-                             f"{self.communicator.rank} of {self.communicator.size}. Either let each rank save and load its own file; or call "
-                             "optimizer.synchronize() before saving, then one file serves every rank and any number of ranks")
-
-    def _facts(self):
-        return super()._facts() | {"is_synced": self._is_synced}
-
-    def _take_facts(self, facts):
-        super()._take_facts(facts)
-        self._is_synced = facts.get("is_synced", True)
