@@ -1,6 +1,7 @@
 """0/1 Adam equals its reference; its step sets are what the README says; between syncs nothing is sent and nothing is lost."""
 
 import io
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from test_optimizers import (
 import onebit
 from onebit import reference
 from onebit.comm import Single, run_threads
-from onebit.compression import Identity
+from onebit.compression import Identity, Quantize
 from onebit.optim.intervals import step_sets
 
 EVERY_STEP = {"variance_freeze_step": STEPS, "variance_update_scaler": STEPS, "local_step_clipper": 1}
@@ -199,9 +200,10 @@ def test_synchronize_brings_the_ranks_together_and_keeps_what_is_owed():
 
 
 @pytest.mark.parametrize("at", [3, 11, 19, 26])
-def test_a_checkpoint_between_syncs_goes_on_as_if_never_stopped(at):
+@pytest.mark.parametrize("compressor", [None, partial(Quantize, bits=4, stochastic=True)])
+def test_a_checkpoint_between_syncs_goes_on_as_if_never_stopped(at, compressor):
     def run(communicator):
-        options = {"kind": onebit.ZeroOneAdam, "shapes": ((70,), (9, 15)), **DOUBLING}
+        options = {"kind": onebit.ZeroOneAdam, "shapes": ((70,), (9, 15)), "compressor": compressor, **DOUBLING}
         straight = make(communicator, **options)
         for t in range(30):
             step(straight, t, communicator.rank)

@@ -125,6 +125,7 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
 
     def _average(self, part):
         """u <- C-allreduce(u)      m <- u / sum of rates      x <- decay x_sync - u / (sqrt(v_hat) + eps)      u <- 0"""
+        part.allreduce.rounds = self.steps  # so that a compressor's lots follow from the step
         payload = part.allreduce.compress(Terms(part.layout.views(part.accumulator), [1.0] * len(part.params)))
         u = part.allreduce.decode(self._runner.submit(part.allreduce.exchange, payload).result())
         part.allreduce.commit()
