@@ -181,6 +181,7 @@ def numbers(run, name):
 ])
 def test_the_ratio_is_clipped_around_the_last_one_and_then_to_its_bounds(largest, last, expected):
     assert next_ratio(largest, last, 0.1, (0.5, 4.0)) == pytest.approx(expected, rel=1e-12)
+    assert next_ratio(largest, 1.0, 0.1, (2.0, 4.0)) == (1.0 if largest == -math.inf else 2.0)  # the bounds hold from the first step on
 
 
 @pytest.mark.parametrize("factor, expected", [(0.0, [min(1.1**k, 4.0) for k in range(1, 31)]), (10.0, [max(0.9**k, 0.5) for k in range(1, 31)])])
