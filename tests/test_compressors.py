@@ -203,6 +203,12 @@ def test_levels_by_hand():
 
 
 @pytest.mark.parametrize("bits", BITS)
+def test_a_norm_that_comes_out_too_small_turns_no_sign(bits):
+    """The square of 2.7e-162 is rounded down by a third, to the smallest number that there is."""
+    assert 0.8 < lone([2.7e-162], Quantize, bits=bits, norm="l2")[2][0] / 2.7e-162 < 0.9
+
+
+@pytest.mark.parametrize("bits", BITS)
 def test_codes_are_twos_complement_lowest_bits_first(bits):
     s = 2 ** (bits - 1) - 1
     made, flat, out = lone([float(k) for k in (s, -s, 0, 1 if s > 1 else 0, -1, 0, s, s)], Quantize, bits=bits)

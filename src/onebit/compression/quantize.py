@@ -50,7 +50,7 @@ class Quantize(Compressor):
         units = per_block(torch.where(norms == 0, 1, norms), self.partition.lengths)
         k = (x.view(-1, ALIGNMENT) / units * self.levels).flatten()
         k = k.round() if self.seed is None else self._by_lot(k, generator)
-        k = k.clamp(-self.levels, self.levels)  # an l2 norm may come out smaller than the largest element, by its rounding
+        k = k.clamp(-self.levels, self.levels)  # numbers near 1e-162 have hardly a square: their norm may come out smaller than they are
         return torch_ops.join_payload(self.partition, self._pack(k.to(torch.int16)), norms)
 
     def decompress(self, payload):
