@@ -1,11 +1,12 @@
 from ..compression import Sign
 from ..kernels.torch_ops import apply_moves
 from .adam import DistributedAdam
-from .options import check_compressor, describe_compressor
+from .compressed import CompressedSteps
+from .options import check_compressor
 from .steps import scaled
 
 
-class CompressedMomentumAdam(DistributedAdam):
+class CompressedMomentumAdam(CompressedSteps, DistributedAdam):
     """Base of Adam whose momentum is compressed from the first step while the variance goes on:
 
         m = C-allreduce(beta1 m + (1 - beta1) g_i)        v_i = beta2 v + (1 - beta2) g_i^2
@@ -17,19 +18,9 @@ class CompressedMomentumAdam(DistributedAdam):
         compressor: C, see `onebit.compression`; None: `Sign`.
     """
 
-    has_errors = True
-
     def __init__(self, params, lr, betas, eps, weight_decay, *, compressor, **options):
         self.compressor = check_compressor(compressor or Sign)
         super().__init__(params, lr, betas, eps, weight_decay, **options)
-
-    def _describe(self):
-        return f"{super()._describe()}, compressor={describe_compressor(self.compressor)}"
-
-    def _build(self, moments):
-        super()._build(moments)
-        for part in self._compressed:
-            self._make_allreduce(part)
 
     def _start_exchange(self, part, factor=1.0):
         if not part.allreduce:

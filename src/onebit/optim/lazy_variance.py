@@ -1,9 +1,7 @@
 from ..allreduce import ExactAllreduce
 from .compressed_momentum import CompressedMomentumAdam
 from .local import LocalSteps
-from .options import check_whole, option_names, reject_unknown
-
-STEPS_WITH = ("own", "average")
+from .options import check_choice, check_whole, option_names, reject_unknown
 
 
 class LazyVarianceAdam(LocalSteps, CompressedMomentumAdam):
@@ -32,8 +30,7 @@ class LazyVarianceAdam(LocalSteps, CompressedMomentumAdam):
                  max_grad_norm=None, check_finite=True, compressor=None, bucket_cap_mb=None, overlap=False, communicator=None, **unknown):
         reject_unknown(unknown, option_names(type(self).__init__), type(self).__name__)
         check_whole("tau, the number of steps from average to average,", tau, 1)
-        if steps_with not in STEPS_WITH:
-            raise ValueError(f'steps_with must be "own", each worker\'s own variance, or "average", the last average, not {steps_with!r}')
+        check_choice("steps_with", steps_with, ("own", "average"))
         self.tau, self.steps_with = tau, steps_with
         if steps_with == "average":
             self.more_vectors = {"average": "average_exp_avg_sq"}  # the last average, corrected
