@@ -299,6 +299,20 @@ def test_tensors_without_momentum_or_without_gradient_stay_finite(scale):
     assert moved[0] > 1e-3 and moved[1] > 1e-3 and moved[2] == 0
 
 
+def test_masked_coordinates_take_no_part_in_scaling_even_if_they_have_momentum():
+    """beta2 = 0, so that v is the last gradient's square: 0 for half of tensor 1, whose momentum is still there."""
+    params = [torch.nn.Parameter(torch.ones(40)) for _ in range(2)]
+    optimizer = onebit.OneBitLamb(params, betas=(0.5, 0.0), warmup=12, scale="fused", communicator=Single())
+    for t in range(1, 13):
+        params[0].grad, params[1].grad = torch.full((40,), 3.0), torch.ones(40)
+        if t == 12:
+            params[1].grad[20:] = 0
+        optimizer.step()
+    assert optimizer.state[params[1]]["exp_avg"][20:].all()
+    scaling = [float(optimizer.state[p]["scaling"]) for p in params]
+    assert scaling == pytest.approx([2 / 3, 2.0], rel=1e-6)  # own scales 3 and 1, times 1 - 0.5^12
+
+
 # ---- a new warm-up, checkpoints
 
 
@@ -355,7 +369,12 @@ def test_a_warmup_shorter_than_the_averages_memory_is_warned_of(warmup, beta, wa
     run = make(Single(), onebit.OneBitLamb, warmup=warmup, coefficient_beta=beta)
     for t in range(warmup):
         step(run, t, 0)
-    assert any("smaller coefficient_beta" in str(w.message) for w in recwarn) == warns
+    for t in range(12):  # the compressed steps add nothing to the average
+        step(run, t, 0)
+    run.optimizer.restart_warmup(1)
+    step(run, 0, 0)
+    expected = warns + (warmup + 1 < 1 / (1 - beta) - 1e-9)
+    assert sum("smaller coefficient_beta" in str(w.message) for w in recwarn) == expected
 
 
 def frozen(kind, **options):
