@@ -195,7 +195,7 @@ def draw_resets(axes, rows):
     axes.plot(range(len(names)), means, color="#D55E00", linestyle="--", marker="s", markersize=5, label="1-bit, errors forgotten every k steps")
     axes.axhline(final(rows, "resets", "exact", "f").mean(), color="#0072B2", label="not compressed")
     axes.set_xticks(range(len(names)), [f"{k:,}" if k != "never" else k for k in names])
-    axes.set(title="What forgetting the errors costs momentum SGD", xlabel="k", ylabel=r"$f$, last tenth of the steps", yscale="log")
+    axes.set(title="What forgetting costs momentum SGD", xlabel="k", ylabel=r"$f$, last tenth of the steps", yscale="log")
     axes.legend()
 
 

@@ -15,13 +15,13 @@ learning rate for eps = 0; `eps_seen` is the largest norm of the run itself.
 Methods. 1-bit Adam and momentum SGD take the same gamma and the same preconditioner, so that they differ in the compression alone.
 "At its own rate" is momentum SGD with the gamma for eps = 0, which is larger: the price of compression that the corollary itself names.
 
-Rules, written before the runs. An exponent is the slope of log error against log n (T = the largest) or log T (n = AT), by least squares for
+Rules, written before the committed runs. An exponent is the slope of log error against log n (T = the largest) or log T (n = AT), by least squares for
 each seed; its interval is the 95% t-interval over the seeds.
     1. the intervals of 1-bit Adam's exponent in n and of momentum SGD's at the same gamma have a number in common
     2. 1-bit Adam's exponent in n is within MARGIN of that of the corollary's whole bound at the same points
     3. the same in T
     4. no run, with W = 64 neither, takes more than LIMIT seconds
-sigma and T are chosen so that the noise's term is the larger part of 1 / gamma at every n (`noise_share`), and so that all coordinates have
+sigma and T were chosen in trial runs, so that the noise's term is the larger part of 1 / gamma at every n (`noise_share`), and so that all coordinates have
 time to reach the basin: gamma L T is 7 or more.
 """
 
