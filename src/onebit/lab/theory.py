@@ -176,11 +176,12 @@ def overlap(one: Interval, other: Interval) -> bool:
     return max(one.low, other.low) <= min(one.high, other.high)
 
 
-def seeds_spread(axes: Axes, rows: pd.DataFrame, along: str, value: str, label: str, look: tuple[str, str, str]) -> None:
+def seeds_spread(axes: Axes, rows: pd.DataFrame, along: str, value: str, label: str, look: tuple[str, str, str],
+                 size: float = 4) -> None:
     """The mean over the seeds as a line, lowest to highest seed as a band."""
     colour, line, marker = look
     found = rows.groupby(along)[value].agg(["mean", "min", "max"])
-    axes.plot(found.index, found["mean"], color=colour, linestyle=line, marker=marker, markersize=4, linewidth=1.5, label=label)
+    axes.plot(found.index, found["mean"], color=colour, linestyle=line, marker=marker, markersize=size, linewidth=1.5, label=label)
     axes.fill_between(found.index, found["min"], found["max"], color=colour, alpha=0.2, linewidth=0)
 
 
