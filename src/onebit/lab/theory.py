@@ -91,6 +91,7 @@ class Sample:
     """The workers' gradients, `reference`'s gradient(t, x) -> [n, seeds * d].
 
     Attributes:
+        stream: another number, another noise.
         exact: [seeds, d], the gradient without noise of the last call.
         noisy: [n, seeds, d], what the workers saw.
     """
