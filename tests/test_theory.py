@@ -66,6 +66,12 @@ def test_the_noise_has_mean_zero_and_variance_sigma_squared(problem):
     assert np.abs(noise.mean(0)).max() < 0.02 * problem.sigma
 
 
+def test_the_learning_rate_is_corollary_1s():
+    """1 / (4 L + sigma sqrt(T / n) + eps^(2/3) T^(1/3)) = 1 / (8 + 3 * 4 + 4 * 4)."""
+    assert Problem(L=2.0, sigma=3.0).learning_rate(workers=4, steps=64, eps=8.0) == pytest.approx(1 / 36)
+    assert Problem().v.min() == 1.0
+
+
 def test_rare_noise_has_a_median_beside_its_mean():
     assert (Problem(rare=0.1).noise(np.random.default_rng(0), (10000, 1)) < 0).mean() == pytest.approx(0.9, abs=0.02)
 
