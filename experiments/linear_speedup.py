@@ -1,7 +1,7 @@
 """Linear speedup: W workers need 1 / W of the steps for the same error, with 1-bit Adam as with uncompressed momentum SGD.
 
     python experiments/linear_speedup.py             redraw the figure from results/theory/linear_speedup.csv
-    python experiments/linear_speedup.py --measure   run it first, 3 minutes on 2 cores
+    python experiments/linear_speedup.py --measure   run it first, 3 to 4 minutes on 2 cores
 
 Corollary 1 of "1-bit Adam" (Tang et al., ICML 2021): with the learning rate
 
@@ -22,7 +22,7 @@ squares for each seed; its interval is the 95% t-interval over the seeds.
     3. the same in T
     4. no run, with W = 64 neither, takes more than LIMIT seconds of a core; all seeds of one method at one n and T are a run, in one thread
 sigma and T were chosen in trial runs, so that the noise's term is the larger part of 1 / gamma everywhere (`noise_share`), and so that the
-runs reach the minimum, which the bound takes for granted: gamma L T is 15 or more, and `f_end` is near f* = 0. A first committed-size run
+runs reach the minimum, which the bound takes for granted: gamma L T is 14 or more, and `f_end` is near f* = 0. A first committed-size run
 varied T at n = 4; there gamma L T began at 7, the shorter runs ended on the way down, and rule 3 failed (-0.417): hence AT = 16.
 """
 
