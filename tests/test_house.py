@@ -98,7 +98,8 @@ MAY_IMPORT = {
     "allreduce": {"compression", "comm", "kernels", "layout"},
     "optim": {"allreduce", "compression", "comm", "kernels", "layout"},
     "parameters": {"comm", "optim"},
-    "__init__": {"comm", "compression", "optim", "parameters"},
+    "ddp": {"comm", "optim"},
+    "__init__": {"comm", "compression", "ddp", "optim", "parameters"},
     "lab": {"allreduce", "compression", "comm", "kernels", "layout", "optim", "parameters", "reference", "__init__"},
 }
 

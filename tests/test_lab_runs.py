@@ -94,10 +94,11 @@ def test_threads_gloo_and_mpi_give_the_same_losses_bit_for_bit(options, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "stop"), [("onebit_adam", 3), ("onebit_adam", 17), ("onebit_adam", 42), ("adam", 42), ("naive_onebit_adam", 17)]
+    ("optimizer", "stop"),
+    [("onebit_adam", 3), ("onebit_adam", 17), ("onebit_adam", 42), ("adam", 42), ("naive_onebit_adam", 17), ("local_momentum_sgd", 17)],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(options, tmp_path, optimizer, stop):
-    """Stopped before the first checkpoint, in the compressed phase, and after the change of the sequence length."""
+    """Stopped before the first checkpoint, in the compressed phase, after the change of the sequence length; resumed between two averages."""
     chosen = [f"optimizer={optimizer}", "workers=2", *DROPOUT]
     run_threads(options("whole", *chosen))
     with pytest.raises(KeyboardInterrupt):
@@ -178,6 +179,11 @@ def test_methods_of_one_seed_see_the_same_weights_and_data(options, tmp_path):
     first = {name: rows(tmp_path / name)[0]["loss"] for name in [*names, "other"]}
     assert len({first[name] for name in names}) == 1
     assert first["other"] != first["adam"]
+
+
+def test_an_optimizer_without_a_variance_leaves_its_columns_empty(options, tmp_path):
+    run_threads(options("run", "workers=2", "scale.steps=15000", "optimizer=local_momentum_sgd"))
+    assert {row[name] for row in rows(tmp_path / "run") for name in ("variance_l1", "variance_l2", "variance_ratio")} == {""}
 
 
 def test_a_run_is_recorded_as_promised(options, tmp_path):

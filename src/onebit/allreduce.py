@@ -1,5 +1,6 @@
 """Two ways to average a vector over the ranks, with one contract: allreduce(flat) -> mean; flat may be overwritten. Errors stay inside."""
 
+import numpy as np
 import torch
 
 from .compression import Sign
@@ -45,11 +46,19 @@ class CompressedAllreduce:
         compressor: class or callable (partition, dtype) -> Compressor.
         active: bool [layout.size], which elements take part; None: all but padding. The others are averaged to 0.
         in_place: False: a round that is not committed leaves the errors as they were; costs memory for both once more.
+        feedback: False: what is lost is forgotten, for a compressor that is right on average; the errors stay zero.
+        rounds: how many have been committed. A compressor that draws lots draws them anew for each rank, round, and side, worker or server,
+            as a function of its seed and these alone: whoever goes on from a round goes on with its lots.
+        stream: sets the lots apart from those of this rank's other allreduces.
     """
 
-    def __init__(self, communicator, layout, dtype=torch.float32, compressor=Sign, active=None, in_place=True):
+    def __init__(self, communicator, layout, dtype=torch.float32, compressor=Sign, active=None, in_place=True, feedback=True, rounds=0, stream=0):
         self.communicator = communicator
         self.layout = layout
+        self.rounds = rounds
+        self._feedback = feedback
+        self._stream = stream
+        in_place = in_place and feedback
         self.compressor = compressor(layout.worker_partition(active), dtype)
         self.partition = self.compressor.partition
         self._worker = self.compressor.with_feedback(in_place)
@@ -81,18 +90,20 @@ class CompressedAllreduce:
 
     def compress(self, terms):
         """Line 7: z_i, given as `Terms`, compressed: uint8 [W, row_bytes], row j for rank j."""
-        return self._worker.compress(terms)
+        return self._worker.compress(terms, self._lots(side=0))
 
     def exchange(self, payload):
         """Lines 8 to 11: the compressed mean z_bar, uint8 [W, row_bytes], the same on every rank."""
         received = self.communicator.all_to_all(payload)                                 # line 8
-        payload = self._server.average(received)                                         # lines 9 and 10
+        payload = self._server.average(received, self._lots(side=1))                     # lines 9 and 10
         return self.communicator.all_gather(payload[0])                                  # line 11
 
     def commit(self):
         """The errors of the last round become the errors that the next one adds."""
-        self._worker.commit()
-        self._server.commit()
+        self.rounds += 1
+        if self._feedback:
+            self._worker.commit()
+            self._server.commit()
 
     def decode(self, gathered):
         """What `exchange` returned -> z_bar, float [layout.size]."""
@@ -103,3 +114,11 @@ class CompressedAllreduce:
         error = self.worker_error.clone()
         error[self.layout.chunk_of(self.communicator.rank)] += self.communicator.size * self.server_error
         return self.communicator.all_reduce(error)
+
+    def _lots(self, side):
+        """What this round's lots are drawn from; None for a compressor that draws none."""
+        seed = self.compressor.seed
+        if seed is None:
+            return None
+        place = np.random.SeedSequence([seed, self._stream, self.rounds, self.communicator.rank, side])
+        return torch.Generator(self.partition.mask.device).manual_seed(int(place.generate_state(1, np.uint64)[0]))

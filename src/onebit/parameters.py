@@ -12,12 +12,13 @@ def broadcast_parameters(model, communicator=None):
     a time.
 
     Args:
-        model: a torch.nn.Module.
+        model: a torch.nn.Module, perhaps compiled.
         communicator: see `onebit.comm`; None: torch.distributed's default group, or a single worker.
 
     Raises RuntimeError on all ranks, naming the first difference, if the models differ in structure.
     """
     communicator = default_communicator() if communicator is None else communicator
+    model = getattr(model, "_orig_mod", model)  # without torch.compile's wrapper, for its names
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if not tensors:
         return

@@ -2,6 +2,8 @@
 
 from .base import Compressor
 from .identity import Identity
+from .quantize import Quantize
 from .sign import Sign
+from .topk import TopK
 
-__all__ = ["Compressor", "Identity", "Sign"]
+__all__ = ["Compressor", "Identity", "Quantize", "Sign", "TopK"]

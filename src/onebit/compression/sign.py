@@ -10,6 +10,9 @@ class Sign(Compressor):
 
     The scale gives C[x] the l2 norm of x in each group ("1-bit Adam", section 4.3); `count` is the number of active elements.
     A row's message is its bits, 1/8 byte an element, then one scale for each of its pieces.
+
+    q^2 = 2 - 2 / sqrt(count), which a vector with a single element that is not zero attains. In general ||C[x] - x||^2 / ||x||^2 is
+    2 - 2 ||x||_1 / (sqrt(count) ||x||_2), or 0.4 if the elements are normally distributed.
     """
 
     def __init__(self, partition, dtype):
@@ -23,6 +26,9 @@ class Sign(Compressor):
 
     def decompress(self, payload):
         return torch_ops.decode(self.partition, payload, self.dtype)
+
+    def error_bound(self):
+        return torch_ops.square_root(2 - 2 / torch_ops.square_root(self.partition.counts))
 
     def adam_update(self, parameters, variance, payload, decays, steps, epss):
         self.kernels.update(self.partition, parameters, variance, payload, decays, steps, epss)
@@ -58,10 +64,10 @@ class SignFeedback:
         self._compensated, self._spare = value.clone(), None
         self._scales = torch.zeros_like(self._scales)
 
-    def compress(self, terms):
+    def compress(self, terms, generator=None):
         return self._round(self.compressor.kernels.compress, terms)
 
-    def average(self, received):
+    def average(self, received, generator=None):
         return self._round(self.compressor.kernels.average, received)
 
     def commit(self):

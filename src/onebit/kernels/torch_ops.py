@@ -57,15 +57,15 @@ def per_block(values, lengths):
     return values.repeat_interleave(lengths // ALIGNMENT, dim=-1)[..., None]
 
 
-def split_payload(partition, payload, dtype):
-    """uint8 [..., rows, row_bytes] -> bits uint8 [..., n / 8], scales [..., pieces of all rows]."""
-    bit_bytes = partition.row_elements // 8
+def split_payload(partition, payload, dtype, bits=1):
+    """uint8 [..., rows, row_bytes] -> `bits` an element uint8 [..., n bits / 8], scales [..., pieces of all rows]."""
+    bit_bytes = partition.row_elements * bits // 8
     scales = payload[..., bit_bytes:].clone(memory_format=torch.contiguous_format).view(dtype)
     return payload[..., :bit_bytes].flatten(-2), scales.flatten(-2)
 
 
 def join_payload(partition, bits, scales):
-    """bits uint8 [n / 8], scales [groups] -> payload uint8 [rows, row_bytes]."""
+    """bits of all elements, uint8 [n / 8] or a multiple, scales [groups] -> payload uint8 [rows, row_bytes]."""
     rows = len(partition.piece_lengths)
     return torch.cat([bits.view(rows, -1), scales[partition.piece_groups].view(torch.uint8)], dim=1)
 

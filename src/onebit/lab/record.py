@@ -15,6 +15,7 @@ COLUMNS = (
     "experiment", "profile", "optimizer", "seed", "commit", "step", "samples", "seconds", "loss", "lr", "phase",
     "variance_l1", "variance_l2", "variance_ratio", "bytes_sent", "bytes_received", "calls",
 )  # fmt: skip
+VARIANCE = ("variance_l1", "variance_l2", "variance_ratio")
 TRAFFIC = ("bytes_sent", "bytes_received", "calls")
 ROOT = Path(__file__).parents[3]
 # Options that a run may change when it is resumed.
@@ -121,10 +122,6 @@ class Recorder:
 
     def row(self, optimizer, *, step: int, samples: int, loss: float, lr: float, phase: str) -> None:
         """Record the step that `optimizer` has just taken, or skipped."""
-        l1, l2 = optimizer.variance_norms()
-        window = round(1 / (1 - optimizer.param_groups[0]["betas"][1]))
-        earlier = self.norms.get(step - window)
-        self.norms = {t: norm for t, norm in self.norms.items() if t > step - window} | {step: l1}
         curves = {
             "step": step,
             "samples": samples,
@@ -132,9 +129,7 @@ class Recorder:
             "loss": loss,
             "lr": float(f"{lr:.6g}"),
             "phase": phase,
-            "variance_l1": float(f"{l1:.6g}"),
-            "variance_l2": float(f"{l2:.6g}"),
-            "variance_ratio": float(f"{l1 / earlier:.6g}") if earlier else None,
+            **self._variance(optimizer, step),
             **self._traffic(optimizer),
         }
         self.writer.writerow(self.identity | curves)
@@ -154,6 +149,17 @@ class Recorder:
     def state_dict(self, optimizer) -> dict:
         before = self._traffic(optimizer) | {"seconds": self._seconds()}
         return {"count": self.count, "norms": self.norms, "before": before}
+
+    def _variance(self, optimizer, step: int) -> dict:
+        """The norms of the variance, and its change over its memory; nothing for an optimizer that has none."""
+        if "variance" not in optimizer.vectors:
+            return dict.fromkeys(VARIANCE)
+        l1, l2 = optimizer.variance_norms()
+        window = round(1 / (1 - optimizer.param_groups[0]["betas"][1]))
+        earlier = self.norms.get(step - window)
+        self.norms = {t: norm for t, norm in self.norms.items() if t > step - window} | {step: l1}
+        ratio = float(f"{l1 / earlier:.6g}") if earlier else None
+        return dict(zip(VARIANCE, (float(f"{l1:.6g}"), float(f"{l2:.6g}"), ratio), strict=True))
 
     def _seconds(self) -> float:
         return self.before["seconds"] + time.monotonic() - self.started

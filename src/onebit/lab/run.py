@@ -48,7 +48,7 @@ class Run:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be a whole number, at least {least}, not {value!r}.")
-        if self.window % self.record_every:
+        if self.window and self.window % self.record_every:
             raise ValueError(
                 f"record_every={self.record_every} does not divide 1 / (1 - beta2) = {self.window} steps, over which the ratio of the variance is "
                 f"taken: choose a divisor of {self.window}."
@@ -66,9 +66,10 @@ class Run:
         return Path(self.output).expanduser()
 
     @property
-    def window(self) -> int:
-        """The memory of the variance, 1 / (1 - beta2) steps."""
-        return round(1 / (1 - self.optimizer.keywords["betas"][1]))
+    def window(self) -> int | None:
+        """The memory of the variance, 1 / (1 - beta2) steps; None for an optimizer without one."""
+        betas = self.optimizer.keywords.get("betas")
+        return betas and round(1 / (1 - betas[1]))
 
     @property
     def warmup_steps(self) -> int:

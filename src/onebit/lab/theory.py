@@ -157,11 +157,11 @@ def steps_of(algorithm, sample: Sample, count: int, *arguments, **options) -> It
 
 
 def momentum_sgd(sample: Sample, steps: int, gamma: float, compressed: bool, beta: float = 0.9, reset_every: int | None = None) -> Iterator[Step]:
-    """`reference.momentum_sgd` on the problem: compressed, the second stage of 1-bit Adam."""
+    """`reference.preconditioned_momentum_sgd` on the problem: compressed, the second stage of 1-bit Adam."""
     problem = sample.problem
     C = one_bit_by_seed(problem.dimension) if compressed else reference.identity
     v = np.tile(problem.v, len(sample.seeds))
-    yield from steps_of(reference.momentum_sgd, sample, steps, lambda t: gamma, ((), ()), v=v, beta=beta, C=C, reset_every=reset_every)
+    yield from steps_of(reference.preconditioned_momentum_sgd, sample, steps, lambda t: gamma, ((), ()), v=v, beta=beta, C=C, reset_every=reset_every)
 
 
 # ---- what is found

@@ -1,3 +1,4 @@
+from ..kernels.torch_ops import Terms
 from .options import check_flag
 from .steps import SteppingOptimizer
 
@@ -35,9 +36,24 @@ class DistributedAdam(SteppingOptimizer):
 
     def _exact_update(self, part, g):
         """Lines 4 to 13 of plain Adam on the mean gradient g of one part."""
-        beta1s, beta2s = (part.per_tensor(lambda group, i=i: group["betas"][i]) for i in (0, 1))
+        self._adam(part, g, part.trained())
+
+    def _adam(self, part, g, parameters, betas=None):
+        """One step of Adam; `betas`: those of all groups, instead of their own."""
+        beta1s, beta2s = (part.per_tensor(lambda group, i=i: (betas or group["betas"])[i]) for i in (0, 1))
         roots = part.per_tensor(lambda group: self._corrections(part, group)[1] ** -0.5)
-        part.kernels.adam(part.partition, part.trained(), g, part.momentum, part.variance, beta1s, beta2s, *self._numbers(part), roots)
+        part.kernels.adam(part.partition, parameters, g, part.momentum, part.variance, beta1s, beta2s, *self._numbers(part), roots)
+
+    def _terms(self, part, factor):
+        """Line 6: m_i = beta1 m + (1 - beta1) factor g_i. Until it is packed, m is stored as it is."""
+        weights = part.per_tensor(lambda group: (1 - group["betas"][0]) * factor)
+        betas = part.per_tensor(lambda group: group["betas"][0])
+        if part.packed is not None:
+            return Terms(part.gradients(), weights, part.packed, betas)
+        z, momentum = part.flat_gradient(), part.momentum
+        for group, span in part.spans:
+            z[span].mul_((1 - group["betas"][0]) * factor).add_(momentum[span] * group["betas"][0])
+        return Terms(part.layout.views(z), [1.0] * len(part.params))
 
     def _numbers(self, part):
         """(decays, steps, epss) of line 13 for each parameter: 1 - lr weight_decay, lr / c1 and eps."""

@@ -20,6 +20,7 @@ class Agreement(NamedTuple):
     squared_norm: float  # mean over the ranks of the squared norm; not finite if any gradient is not
     late: int  # elements, over all ranks, with a gradient where the variance was zero at the freeze
     same_options: bool  # whether all ranks are about to take the same step
+    same_norm: bool  # whether several ranks have gradients of exactly the same norm
 
 
 def to_bytes(data, device):
@@ -42,7 +43,7 @@ def agree(communicator, squared_norm, late, options, device):
     message = _MESSAGE.pack(squared_norm, min(late, _MOST), zlib.crc32(options.encode()))
     rows = gather_bytes(communicator, message, device)
     norms, counts, digests = zip(*map(_MESSAGE.unpack, rows), strict=True)
-    return Agreement(sum(norms) / len(norms), sum(counts), len(set(digests)) == 1)
+    return Agreement(sum(norms) / len(norms), sum(counts), len(set(digests)) == 1, len(norms) > 1 and norms[0] > 0 and len(set(norms)) == 1)
 
 
 def describe_options(group, names):

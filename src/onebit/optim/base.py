@@ -1,5 +1,6 @@
 """What all optimizers share in a step: exchanges, agreement among the ranks, traffic."""
 
+import math
 from contextlib import nullcontext
 
 import torch
@@ -32,8 +33,8 @@ class DistributedOptimizer(FlatOptimizer):
     A subclass gives `_take_step() -> bool`: one step, or False if the ranks agree to skip it because a gradient is not finite.
 
     Args:
-        params: parameters, named parameters or groups. Options of a group: lr, betas, eps, weight_decay and compress (False: its
-            gradients are averaged exactly and it is trained by plain Adam); all are read at every step.
+        params: parameters, named parameters or groups. Options of a group: those of `options` and compress (False: its gradients are
+            averaged exactly, and it is trained by the uncompressed baseline); all are read at every step.
         options: defaults of the groups' options.
         max_grad_norm: clip all gradients by one factor, the same on all ranks; None: no clipping.
         check_finite: skip a step, on all ranks, if a gradient on any rank is not finite.
@@ -42,7 +43,7 @@ class DistributedOptimizer(FlatOptimizer):
         communicator: see `onebit.comm`; None: torch.distributed's default group, or a single worker.
     """
 
-    _step_supports_amp_scaling = True  # so that torch's GradScaler always calls step(), which then can say that it must not be used
+    _step_supports_amp_scaling = True  # so that torch's GradScaler calls step() even on a rank that found an inf
 
     def __init__(self, params, options, *, max_grad_norm, check_finite, bucket_cap_mb, overlap, communicator, unknown):
         reject_unknown(unknown, option_names(type(self).__init__), type(self).__name__)
@@ -83,6 +84,9 @@ class DistributedOptimizer(FlatOptimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """Average the ranks' gradients and update the parameters. Every rank must call it, even one without gradients.
+
+        Called by torch.amp.GradScaler.step, it divides this rank's gradients by this rank's scale, and skips on all ranks if the scaler of
+        any has found an inf. The ranks' scales need not be equal. Needs overlap=False.
 
         Returns what `closure` returns, if it is given. Raises RuntimeError on all ranks at the first step if their parameters
         differ, and after MAX_CONSECUTIVE_SKIPS steps skipped in a row.
@@ -149,14 +153,34 @@ class DistributedOptimizer(FlatOptimizer):
         """Of a part's gradients: (squared norm, elements that are not zero where masked), float64 [2]."""
         return part.kernels.measure(part.partition, part.gradients() if gradients is None else gradients)
 
-    def _factor(self, norm_squared):
-        """The clipping factor for gradients of this squared norm; None: skip the step."""
+    def _factor(self, norm_squared, unscaling=1.0):
+        """The clipping factor for gradients of this squared norm, times `unscaling`; None: skip the step."""
         factor = clip_factor(norm_squared, self.max_grad_norm)
-        return factor if factor is not None or self.check_finite else 1.0
+        if factor is None and (self.check_finite or self._is_scaled):
+            return None
+        return unscaling * (1.0 if factor is None else factor)
 
     @property
     def _needs_norm(self):
-        return self.check_finite or self.max_grad_norm is not None
+        return self.check_finite or self.max_grad_norm is not None or self._is_scaled
+
+    @property
+    def _is_scaled(self):
+        """Whether a GradScaler calls step(): it sets `found_inf`, and `grad_scale`, which is None after `unscale_`."""
+        return hasattr(self, "found_inf")
+
+    def _unscaling(self):
+        """What this rank's gradients must be multiplied by before all else: 1 / scale of a GradScaler, 1 without one.
+
+        NaN if the scaler has found an inf, so that whatever the ranks compute together tells all of them to skip.
+        """
+        if not self._is_scaled:
+            return 1.0
+        return math.nan if float(self.found_inf) else 1.0 if self.grad_scale is None else 1 / float(self.grad_scale)
+
+    def _wire_dtype(self, part):
+        """What a part's gradients travel in when they are averaged exactly. float16 cannot hold what a GradScaler's scale was for."""
+        return part.dtype if self._is_scaled and part.wire_dtype == torch.float16 else part.wire_dtype
 
     def _count_skips(self):
         self._skips = self._skips + 1 if self.last_step_skipped else 0
@@ -198,7 +222,7 @@ class DistributedOptimizer(FlatOptimizer):
 
     def _describe(self):
         return (f"{type(self).__name__} after {self.steps} steps, max_grad_norm={self.max_grad_norm}, check_finite={self.check_finite}, "
-                f"overlap={self.overlap}, bucket_cap={self._bucket_cap}")
+                f"overlap={self.overlap}, bucket_cap={self._bucket_cap}, {'with' if self._is_scaled else 'without'} a GradScaler")
 
     # ---- traffic
 

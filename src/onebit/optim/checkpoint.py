@@ -2,6 +2,8 @@
 
 import warnings
 
+ERRORS = ("worker_error", "server_error")
+
 
 class ParameterState(dict):
     """A parameter's entries in `optimizer.state`: those that are stored; the others of its checkpoint are computed when asked for by name."""
@@ -14,13 +16,18 @@ class ParameterState(dict):
         return self._part.computed(name, self._index)
 
 
-def errors_to_take(facts, rank, size, chunks, reset_errors):
+def errors_to_take(facts, kind, rank, size, chunks, reset_errors):
     """The names of the compression errors that this rank takes over; shared errors have no server part.
 
-    Raises ValueError if they are another rank's, or belong to other buckets, unless `reset_errors`.
+    Raises ValueError if they are another optimizer's or rank's, or belong to other buckets, unless `reset_errors`.
     """
     if not facts.get("holds_errors"):
         return ()
+    if facts.get("kind", kind) != kind:
+        if reset_errors:
+            return ()
+        raise ValueError(f"this checkpoint holds compression errors of {facts['kind']}, which are in other units than those of {kind}: load it into "
+                         f"{facts['kind']}, or load_state_dict(..., reset_errors=True) to go on without what they hold")
     if facts["errors_are_shared"]:
         return ("worker_error",)
     if (facts["rank"], facts["size"]) == (rank, size) and [tuple(chunk) for chunk in facts.get("chunks", ())] == chunks:
@@ -39,11 +46,30 @@ def errors_to_take(facts, rank, size, chunks, reset_errors):
     )
 
 
-def check_shapes(params, names, saved):
-    """Raise ValueError if the entries saved for a parameter have another shape."""
+def check_state(state_dict, own, kind):
+    """Raise ValueError if a state is not that of an optimizer which keeps the vectors `own`; warn if it decays weights otherwise."""
+    for entries in state_dict["state"].values():
+        found = [name for name, value in entries.items() if value is not None and name not in ("step", *ERRORS)]
+        missing = [name for name in own if name not in found]
+        if found and (missing or not own):
+            lack = f"lacks {', '.join(missing)}" if missing else f"{kind} keeps nothing of that kind"
+            raise ValueError(f"the state_dict holds {', '.join(found)} for a parameter, and {lack}: it is another optimizer's. Load it into the one "
+                             f"that it belongs to, and let {kind} begin without")
+    for group in state_dict["param_groups"]:
+        for option in ("amsgrad", "maximize", "nesterov"):
+            if group.get(option):
+                raise ValueError(f"the state_dict was made with {option}=True, which there is not here: begin without its state, or set "
+                                 f"{option}=False in its groups if you mean to go on without")
+        if group.get("weight_decay") and group.get("decoupled_weight_decay") is False:
+            warnings.warn("the state_dict is of torch.optim.Adam, which adds weight decay to the gradient. Here it is decoupled, as AdamW's, and the "
+                          "same number acts otherwise", stacklevel=3)
+
+
+def check_shapes(params, names, saved, vectors):
+    """Raise ValueError if one of the `vectors` saved for a parameter has another shape."""
     for p, name, entries in zip(params, names, saved):
-        if "exp_avg" in entries and entries["exp_avg"].shape != p.shape:
-            raise ValueError(f"the checkpoint's state of {name} has shape {tuple(entries['exp_avg'].shape)}, the parameter {tuple(p.shape)}: "
+        for shape in {entries[key].shape for key in entries.keys() & vectors} - {p.shape}:
+            raise ValueError(f"the checkpoint's state of {name} has shape {tuple(shape)}, the parameter {tuple(p.shape)}: "
                              "give the parameters in the order in which they were saved")
 
 

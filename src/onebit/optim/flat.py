@@ -4,8 +4,6 @@ from .. import kernels
 from ..kernels.torch_ops import block_sums, group_sums
 from ..layout import Layout
 
-ERRORS = ("worker_error", "server_error")
-
 
 def buckets(groups, cap):
     """Cut the parameters of `groups` into buckets, each [(group, its parameters), ...], the last parameters first.
@@ -35,20 +33,23 @@ class FlatState:
         ranks: W.
         compress: whether the groups ask for compression.
         vectors: what is kept for each element: attribute here -> its name in `optimizer.state`.
+        numbers: what is kept for each tensor: its name here and in `optimizer.state` -> the value at the start.
 
     Attributes:
         momentum, and the others of `vectors`: float [layout.size]; float64 if a parameter is, else float32. May be assigned.
             While the momentum is packed, it is decoded anew at every access.
+        those of `numbers`: float64 [tensors], on the CPU.
         packed: the momentum as the payload uint8 [W, row_bytes] that it came in; None: it is stored as it is.
         allreduce: the `CompressedAllreduce` that holds the compression errors; None: there are none.
-        partition: that of the allreduce, else one in which all but padding is active.
+        partition: one scale per tensor, with the allreduce's mask; without errors all but padding is active.
         spans: for each group (group, slice of the vectors).
         wire_dtype: the dtype that all gradients share, else that of the vectors.
     """
 
-    def __init__(self, bucket, ranks, compress, vectors):
+    def __init__(self, bucket, ranks, compress, vectors, numbers):
         self.compress = compress
         self.vectors = vectors
+        self.numbers = numbers
         self.params = [p for _, params in bucket for p in params]
         self.groups = [group for group, params in bucket for _ in params]
         self.device = self.params[0].device
@@ -59,6 +60,8 @@ class FlatState:
         self.wire_dtype = self.dtypes[0] if len(set(self.dtypes)) == 1 else self.dtype
         for attribute in vectors:
             setattr(self, attribute, self._zeros())
+        for name, value in numbers.items():
+            setattr(self, name, torch.full((len(self.params),), value, dtype=torch.float64))
         self.drop_errors()
         self._gradient = None
         self.spans, first = [], 0
@@ -69,8 +72,9 @@ class FlatState:
     def _zeros(self):
         return torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
 
-    def hold_errors(self, allreduce):
-        self.allreduce, self.partition = allreduce, allreduce.partition
+    def hold_errors(self, allreduce, partition=None):
+        """`partition`: one scale per tensor; None: the allreduce's own is that."""
+        self.allreduce, self.partition = allreduce, partition or allreduce.partition
 
     def drop_errors(self):
         self.allreduce, self.partition = None, self.layout.worker_partition()
@@ -97,9 +101,9 @@ class FlatState:
         """Each parameter, or None if it is frozen."""
         return [p if p.requires_grad else None for p in self.params]
 
-    def flat(self, tensors):
-        """The tensors as a new flat vector; one that is None counts as zero."""
-        return self._laid_out(tensors, self._zeros())
+    def flat(self, tensors, out=None):
+        """The tensors as a flat vector, a new one or `out`; one that is None counts as zero."""
+        return self._laid_out(tensors, self._zeros() if out is None else out)
 
     def gradients(self):
         """This rank's gradient of each parameter, or None."""
@@ -110,6 +114,10 @@ class FlatState:
         if self._gradient is None:
             self._gradient = self._zeros()
         return self._laid_out(self.gradients(), self._gradient)
+
+    def drop_gradient(self):
+        """Make the flat gradient anew next time, since something was written into its padding, which must be 0."""
+        self._gradient = None
 
     def _laid_out(self, tensors, vector):
         for tensor, view in zip(tensors, self.layout.views(vector)):
@@ -149,7 +157,7 @@ class FlatState:
 
     def computed(self, name, i):
         """The entry `name` of parameter i, which is not stored; KeyError if it has none."""
-        if name == self.vectors["momentum"] and self.packed is not None:
+        if name == self.vectors.get("momentum") and self.packed is not None:
             return self.layout.views(self.momentum)[i]
         if name == "worker_error" and self.allreduce:
             return self.layout.views(self.allreduce.worker_error)[i]
@@ -159,4 +167,5 @@ class FlatState:
 
     def _by_parameter(self, vectors):
         views = {name: self.layout.views(vector) for name, vector in vectors.items()}
+        views |= {name: [number.view(()) for number in getattr(self, name).split(1)] for name in self.numbers}
         return [{name: views[name][i] for name in views} for i in range(len(self.params))]

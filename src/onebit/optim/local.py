@@ -1,3 +1,5 @@
+import torch
+
 from ..allreduce import ExactAllreduce
 from .steps import scaled
 
@@ -11,8 +13,9 @@ class LocalSteps:
 
     A subclass gives
         `_meets_next()`: whether the ranks exchange anything of the compressed groups in the next step;
-        `_local_update(part, g)`: what this rank's gradient g [layout.size] does to a part;
-        `_finish_step()`: the sync, if one is due, and what follows.
+        `_local_update(part, factor)`: a part's step, with this rank's gradients times `factor`;
+        `_finish_step()`: what follows once all parts have taken it.
+        `_sync()`: a sync between steps.
     """
 
     _is_synced = True  # whether all ranks hold the same state
@@ -23,11 +26,10 @@ class LocalSteps:
             return False
         self._count_step()
         for part in self._parts:
-            g = scaled(part.flat_gradient(), factor) if factor else part.flat_gradient().zero_()
             if part.compress:
-                self._local_update(part, g)
+                self._local_update(part, factor)
             else:
-                self._exact_update(part, self._exact_mean(part, g))
+                self._exact_update(part, self._exact_mean(part, self._own_gradient(part, factor)))
         self._finish_step()
         return True
 
@@ -35,17 +37,29 @@ class LocalSteps:
         """The clipping factor of this rank's gradients alone; 0 if they are not finite."""
         if not self._needs_norm:
             return 1.0
-        return self._factor(sum(float(self._measure(part)[0]) for part in self._parts)) or 0.0
+        unscaling = self._unscaling()
+        return self._factor(unscaling**2 * sum(float(self._measure(part)[0]) for part in self._parts), unscaling) or 0.0
+
+    def _own_gradient(self, part, factor):
+        """This rank's gradients times `factor`, flat; a factor of 0 makes zeros of whatever they are."""
+        return scaled(part.flat_gradient(), factor) if factor else part.flat_gradient().zero_()
 
     def _exact_mean(self, part, x):
         """The mean of x over the ranks, in its place."""
-        return self._runner.submit(ExactAllreduce(self.communicator, part.wire_dtype).allreduce, x).result()
+        return self._runner.submit(ExactAllreduce(self.communicator, self._wire_dtype(part)).allreduce, x).result()
 
+    @torch.no_grad()
     def synchronize(self):
         """Sync now: before evaluation, and before a checkpoint that is to serve all ranks. All ranks must call it, between the same steps."""
         if not self._is_synced:
             self._sync()
         super().synchronize()
+
+    def _relayout(self, moments):
+        if not self._is_synced:
+            raise ValueError("compress was changed between two syncs, while the ranks' models differ: set it back, call synchronize() on all ranks, "
+                             "then change it")
+        super()._relayout(moments)
 
     def _shared(self, part):
         """Between syncs only the options and what `_common` names are the same on all ranks."""

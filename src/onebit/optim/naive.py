@@ -1,10 +1,11 @@
 from ..compression import Sign
 from ..kernels.torch_ops import Terms
 from .adam import DistributedAdam
-from .options import check_compressor, describe_compressor
+from .compressed import CompressedSteps
+from .options import check_compressor
 
 
-class NaiveOneBitAdam(DistributedAdam):
+class NaiveOneBitAdam(CompressedSteps, DistributedAdam):
     """Adam on error-compensated 1-bit *gradients*: the baseline that falls behind ("1-bit Adam", section 3.2 and Figures 1 and 6).
 
         g = C-allreduce(g_i)        then Adam as `DistributedAdam`: both m and v follow the compressed gradient
@@ -16,21 +17,11 @@ class NaiveOneBitAdam(DistributedAdam):
         compressor: see `onebit.compression`; None: `Sign`.
     """
 
-    has_errors = True
-
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, bias_correction=True, max_grad_norm=None,
                  check_finite=True, compressor=None, bucket_cap_mb=None, overlap=False, communicator=None, **unknown):
         self.compressor = check_compressor(compressor or Sign)
         super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
                          check_finite=check_finite, bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator, **unknown)
-
-    def _describe(self):
-        return f"{super()._describe()}, compressor={describe_compressor(self.compressor)}"
-
-    def _build(self, moments):
-        super()._build(moments)
-        for part in self._compressed:
-            self._make_allreduce(part)
 
     def _terms(self, part, factor):
         return Terms(part.gradients(), [factor] * len(part.params))

@@ -1,10 +1,9 @@
 import copy
-import warnings
 
 import torch
 
 from ..compression import Sign
-from ..kernels.torch_ops import Terms, per_block
+from ..kernels.torch_ops import per_block
 from ..layout import ALIGNMENT
 from .adam import DistributedAdam
 from .options import check_compressor, check_number, describe_compressor, option_names, reject_unknown
@@ -43,14 +42,16 @@ class OneBitAdam(DistributedAdam):
     """
 
     has_errors = True
+    takes_frozen_variance = True
+    late_remedy = "Call restart_warmup(steps), put them in a group with compress=False, or set variance_floor"
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, warmup=None, bias_correction=True,
                  max_grad_norm=None, check_finite=True, variance_floor=0.0, compressor=None, bucket_cap_mb=None, overlap=False,
                  communicator=None, **unknown):
         reject_unknown(unknown, option_names(OneBitAdam.__init__), type(self).__name__)
         if warmup is None:
-            raise TypeError("OneBitAdam needs warmup=, the number of steps before the variance is frozen: 15 to 25 % of all steps is the "
-                            "papers' rule of thumb, onebit.VarianceRatio(min_steps=...) chooses it")
+            raise TypeError(f"{type(self).__name__} needs warmup=, the number of steps before the variance is frozen: 15 to 25 % of all steps is "
+                            "the papers' rule of thumb, onebit.VarianceRatio(min_steps=...) chooses it")
         check_number("variance_floor, a fraction of a tensor's mean variance,", variance_floor, 0)
         self._policy = warmup if isinstance(warmup, Policy) else FixedSteps(warmup)  # the user's; `self.warmup` is the one in force
         self.variance_floor = variance_floor
@@ -58,7 +59,6 @@ class OneBitAdam(DistributedAdam):
         self._variance_steps = 0  # how often the variance was updated
         self._variance_is_corrected = False
         self._restart_end = None
-        self._warned_of_late_gradients = False
         super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
                          check_finite=check_finite, bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator)
         self._begin_warmup(self._policy)
@@ -83,17 +83,6 @@ class OneBitAdam(DistributedAdam):
         if taken and self.warmup.wants(self.steps):
             self.warmup.observe(self.steps, sum(map(self._variance_sum, self._compressed)))
         return taken
-
-    def _terms(self, part, factor):
-        """Line 6: m_i = beta1 m + (1 - beta1) factor g_i. Right after the freeze, and after a load, m is still stored as it is."""
-        weights = part.per_tensor(lambda group: (1 - group["betas"][0]) * factor)
-        betas = part.per_tensor(lambda group: group["betas"][0])
-        if part.packed is not None:
-            return Terms(part.gradients(), weights, part.packed, betas)
-        z, momentum = part.flat_gradient(), part.momentum
-        for group, span in part.spans:
-            z[span].mul_((1 - group["betas"][0]) * factor).add_(momentum[span] * group["betas"][0])
-        return Terms(part.layout.views(z), [1.0] * len(part.params))
 
     def _compressed_update(self, part, gathered):
         """Lines 12 and 13: m is what all ranks received, and stays packed."""
@@ -151,9 +140,13 @@ class OneBitAdam(DistributedAdam):
     def _thaw(self):
         """m <- m + mean_i delta_i + delta_bar, by one exact all_reduce; no error is left."""
         for part in self._compressed:
-            part.momentum = part.momentum + part.allreduce.total_error()
+            part.momentum = part.momentum + self._total_error(part)
             part.drop_errors()
             self._show_state(part)
+
+    def _total_error(self, part):
+        """mean_i delta_i + delta_bar in units of the momentum."""
+        return part.allreduce.total_error()
 
     def restart_warmup(self, steps):
         """Go back to exact Adam for `steps` steps, then freeze anew: for a change of data, such as a longer sequence.
@@ -195,16 +188,6 @@ class OneBitAdam(DistributedAdam):
         """Elements of each tensor, at least 1; last the tail."""
         return torch.tensor([*part.layout.numels, 0], dtype=torch.float64, device=part.device).clamp(min=1)
 
-    def _warn_of_late_gradients(self, late):
-        if not self._warned_of_late_gradients:
-            self._warned_of_late_gradients = True
-            self._warn(f"{late} gradient elements, over all ranks, belong to coordinates that had none before the freeze: they are masked and do "
-                       "not train. Call restart_warmup(steps), put them in a group with compress=False, or set variance_floor")
-
-    def _warn(self, message):
-        if self.communicator.rank == 0:
-            warnings.warn(message, stacklevel=2)
-
     # ---- checkpoints
 
     def _relayout(self, moments):
@@ -214,9 +197,6 @@ class OneBitAdam(DistributedAdam):
         for part in self._parts if self.bias_correction else ():
             for group, p, v in zip(part.groups, part.params, part.layout.views(part.variance)):
                 v *= self._variance_correction(part, group) / factors[p]
-
-    def _check_kind(self, facts):
-        """A frozen variance is welcome here."""
 
     def _facts(self):
         return super()._facts() | {"variance_steps": self._variance_steps, "variance_is_corrected": self._variance_is_corrected,

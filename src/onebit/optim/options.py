@@ -9,13 +9,19 @@ from numbers import Integral, Real
 import torch
 
 from ..comm import Communicator
+from ..compression import Compressor
+from ..layout import Layout
 
 FRACTIONS = ("momentum", "dampening")  # options of a group in [0, 1)
 # what the same thing is called elsewhere
 SYNONYMS = {"freeze_step": "warmup", "warmup_steps": "warmup", "clip": "max_grad_norm", "max_norm": "max_grad_norm",
             "process_group": "communicator", "group": "communicator", "learning_rate": "lr", "decay": "weight_decay"}
-# options of torch.optim.Adam and AdamW that have no counterpart here
-ONLY_TORCH = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+# options of torch.optim.Adam, AdamW and SGD that have no counterpart here
+ONLY_TORCH = ("amsgrad", "nesterov", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+
+# what tells a parameter of which each rank holds a shard only: an attribute of it -> whose it is
+SHARDED = {"placements": "a DTensor, as FSDP's fully_shard and tensor parallelism make them", "_fsdp_flattened": "FullyShardedDataParallel's",
+           "ds_id": "sharded by DeepSpeed ZeRO-3"}
 
 
 def reject_unknown(given, valid, owner):
@@ -88,10 +94,21 @@ def check_fraction(name, value):
         raise ValueError(f"{name} must be a number in [0, 1), not {value!r}")
 
 
-def check_compressor(compressor):
-    """The compressor, if it can make one; raises TypeError else."""
-    if not callable(compressor):
-        raise TypeError(f"compressor must be a class such as onebit.compression.Sign, or a callable (partition, dtype) -> Compressor, not "
+def check_bounds(name, bounds):
+    """Raise ValueError unless `bounds` are two numbers, 0 < low <= high."""
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2 or not all(isinstance(b, Real) for b in bounds) or not 0 < bounds[0] <= bounds[1]:
+        raise ValueError(f"{name} must be two numbers (low, high) with 0 < low <= high, not {bounds!r}; (1, 1) switches it off")
+
+
+def check_choice(name, value, choices):
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def check_compressor(compressor, name="compressor"):
+    """The compressor, if it can make one, its own options being right; raises TypeError else. It is tried here, not at the freeze."""
+    if not callable(compressor) or not isinstance(compressor(Layout([(1,)], ranks=1).worker_partition(), torch.float32), Compressor):
+        raise TypeError(f"{name} must be a class such as onebit.compression.Sign, or a callable (partition, dtype) -> Compressor, not "
                         f"{compressor!r}")
     return compressor
 
@@ -109,8 +126,9 @@ def check_communicator(communicator):
 
 
 def check_tensors(params):
-    """Raise ValueError unless all parameters are dense floating-point tensors on one device."""
+    """Raise ValueError unless all parameters are whole, dense floating-point tensors on one device."""
     for p in params:
+        check_whole_tensor(p)
         if not p.is_floating_point():
             raise ValueError(f"a parameter of {p.dtype} cannot be trained here: give floating-point parameters only")
     devices = {p.device for p in params}
@@ -119,6 +137,14 @@ def check_tensors(params):
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
         raise ValueError(f"parameters lie on {names}: give each device its own optimizer, or move the model to one device")
+
+
+def check_whole_tensor(p):
+    for attribute, owner in SHARDED.items():
+        if hasattr(p, attribute):
+            raise ValueError(f"a parameter is {owner}: each rank holds only a shard of it, and of its gradient, so that there is no vector that all "
+                             "ranks have and whose signs could be averaged. Keep the whole model on every rank, plain or in "
+                             "DistributedDataParallel (see onebit.ddp.attach), or train the sharded model with another optimizer")
 
 
 def check_not_moved(params, device, dtypes):
@@ -141,10 +167,7 @@ def check_dense(params, names):
 
 
 def check_may_step(optimizer):
-    """Raise RuntimeError if step() is called by a GradScaler, which does not know of other ranks."""
-    if hasattr(optimizer, "found_inf"):  # set by torch's GradScaler
-        raise RuntimeError(
-            "torch.amp.GradScaler decides on each rank alone whether to skip a step, and the ranks would drift apart. Use bfloat16, which needs "
-            "no scaler; or scale the loss yourself by one number on all ranks, divide the gradients by it, call step(), which skips on all ranks "
-            "alike, and halve the number if optimizer.last_step_skipped (with overlap=False, which lets gradients be changed after backward)"
-        )
+    """Raise RuntimeError if step() is called by a GradScaler, and gradients have left with the scale still in them."""
+    if optimizer.overlap and hasattr(optimizer, "found_inf"):  # set by torch's GradScaler
+        raise RuntimeError("with overlap=True a bucket leaves during backward, when this rank's scale is still in it and torch.amp.GradScaler has "
+                           "not yet looked at it: make the optimizer with overlap=False, or use bfloat16, which needs no scaler")

@@ -34,7 +34,7 @@ class Overlap:
 
     def _forget(self):
         """Wait for all gradients anew."""
-        self._started = []  # for each part whose exchange has begun, in order: (future, measured, versions of its gradients, betas)
+        self._started = []  # for each part whose exchange has begun, in order: (future, measured, versions of its gradients, options sent)
         self._missing = None  # for each part the parameters whose gradients are to come; known when the first one comes
         for i, part in enumerate(self._parts):
             for p in part.params:
@@ -85,12 +85,17 @@ class Overlap:
     def _start(self):
         part = self._parts[len(self._started)]
         future, measured = self._optimizer()._start_early(part)
-        self._started.append((future, measured, _versions(part), _betas(part)))
+        self._started.append((future, measured, _versions(part), self._sent_options(part)))
+
+    def _sent_options(self, part):
+        """The options that an exchange has already used."""
+        return [[group[name] for name in self._optimizer().sent_options] for group, _ in part.spans]
 
     def _check_unchanged(self):
-        for part, (_, _, versions, betas) in zip(self._parts, self._started):
-            if betas != _betas(part):
-                raise RuntimeError("betas changed between backward and step(), while the momentum was being averaged: change it after step()")
+        for part, (_, _, versions, options) in zip(self._parts, self._started):
+            if options != self._sent_options(part):
+                raise RuntimeError(f"{', '.join(self._optimizer().sent_options)} changed between backward and step(), while what they make was being "
+                                   "averaged: change them after step()")
             for p, before, now in zip(part.params, versions, _versions(part)):
                 if before != now:
                     names = dict(zip(self._optimizer()._params(), self._optimizer()._names()))
@@ -109,8 +114,3 @@ def _arrived(overlap, i, p):
 def _versions(part):
     """What changes when somebody writes into a gradient or replaces it."""
     return [None if g is None else (g.data_ptr(), g._version) for g in part.gradients()]
-
-
-def _betas(part):
-    """The options that an exchange has already used."""
-    return [group["betas"] for group, _ in part.spans]

@@ -2,7 +2,7 @@
 
 import torch
 
-from .checkpoint import ParameterState, check_shapes, errors_to_take, warn_of_lost_errors
+from .checkpoint import ParameterState, check_shapes, check_state, errors_to_take, warn_of_lost_errors
 from .flat import FlatState, buckets
 from .options import ONLY_TORCH, check_group, check_tensors, reject_misspelt
 
@@ -18,8 +18,11 @@ class FlatOptimizer(torch.optim.Optimizer):
     """
 
     has_errors = False
+    takes_frozen_variance = False
     vectors = {"momentum": "exp_avg", "variance": "exp_avg_sq"}  # what is kept for each element: its name here -> torch's, in `state`
     more_vectors = {}  # the same, of compressed groups only
+    numbers = {}  # what is kept for each tensor: its name here and in `state` -> the value at the start
+    sent_options = ("betas",)  # options of a group on which it depends what is sent
 
     def __init__(self, params, options, communicator, bucket_cap):
         self.communicator = communicator
@@ -60,7 +63,8 @@ class FlatOptimizer(torch.optim.Optimizer):
             raise ValueError(f"every parameter group has compress=False, so nothing would be compressed: use onebit.DistributedAdam, or "
                              f"{type(self).__name__} with a group to compress")
         self._compress_flags = flags
-        self._parts = [FlatState(bucket, self.communicator.size, compress, self.vectors | (self.more_vectors if compress else {}))
+        self._parts = [FlatState(bucket, self.communicator.size, compress, self.vectors | (self.more_vectors if compress else {}),
+                                 self.numbers)
                        for compress in (True, False)
                        for bucket in buckets([group for group in self.param_groups if group["compress"] == compress], self._bucket_cap)]
         for part in self._parts:
@@ -107,7 +111,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         if self._holds_errors:
             raise ValueError("compress was changed while compression errors are held: it may change in the warm-up of OneBitAdam only. Set it "
                              "back, call restart_warmup(steps), then change it")
-        self._relayout({p: {name: entries[name] for name in self.vectors.values()} for p, entries in self.state.items()})
+        self._relayout({p: {name: entries[name] for name in (*self.vectors.values(), *self.numbers)} for p, entries in self.state.items()})
 
     def _relayout(self, moments):
         self._build(moments)
@@ -129,37 +133,39 @@ class FlatOptimizer(torch.optim.Optimizer):
 
     def _facts(self):
         """What a checkpoint holds beside tensors and options."""
-        return {"rank": self.communicator.rank, "size": self.communicator.size, "errors_are_shared": self._errors_are_shared,
-                "holds_errors": self._holds_errors, "chunks": self._chunks()}
+        return {"kind": type(self).__name__, "rank": self.communicator.rank, "size": self.communicator.size, "chunks": self._chunks(),
+                "holds_errors": self._holds_errors, "errors_are_shared": self._errors_are_shared}
 
     def _chunks(self):
         """What the server errors belong to: for each compressed part its number of parameters and the length of a chunk."""
         return [(len(part.params), part.layout.chunk) for part in self._compressed]
 
     def load_state_dict(self, state_dict, reset_errors=False):
-        """Take over a state, also a plain torch.optim.Adam or AdamW's. State keeps its own dtype whatever the parameters'.
+        """Take over a state, also that of torch's optimizer of the same kind (Adam, AdamW, SGD). State keeps its own dtype whatever the parameters'.
 
         Args:
             reset_errors: start with zero errors, and warn of how much is lost, where the checkpoint's belong to another rank.
 
-        Raises ValueError if the errors belong to another rank or world size, or if the groups do not match.
+        Raises ValueError if the state is another optimizer's, if the errors belong to another rank or world size, or if the groups do not match.
         """
         self._must_be_idle("load_state_dict was called")
+        check_state(state_dict, self.vectors.values(), type(self).__name__)
         groups = [dict(group) for group in state_dict["param_groups"]]
         facts = groups[0].pop("onebit", {})
-        errors = errors_to_take(facts, self.communicator.rank, self.communicator.size, self._chunks(), reset_errors)
+        self._check_kind(facts)
+        errors = errors_to_take(facts, type(self).__name__, self.communicator.rank, self.communicator.size, self._chunks(), reset_errors)
         indices = [i for group in groups for i in group["params"]]
-        names = {*self.vectors.values(), *self.more_vectors.values(), *errors}
-        saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in names}
+        vectors = {*self.vectors.values(), *self.more_vectors.values()}
+        names = {*vectors, *self.numbers, *errors}
+        saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in names and value is not None}
                  for i in indices]
-        check_shapes(self._params(), self._names(), saved)
+        check_shapes(self._params(), self._names(), saved, vectors | {"worker_error"})
         if not errors:
             warn_of_lost_errors(state_dict["state"])
-        self._check_kind(facts)
         options = [own | {key: value for key, value in group.items() if key not in (*ONLY_TORCH, "param_names")}
                    for group, own in zip(groups, self.param_groups)]
         super().load_state_dict({"state": {}, "param_groups": options + groups[len(options) :]})
-        self._step.fill_(max((float(entries["step"]) for entries in state_dict["state"].values()), default=0.0))
+        self._step.fill_(max((float(entries.get("step", 0)) for entries in state_dict["state"].values()), default=0.0))
         saved = dict(zip(self._params(), saved))
         self._build(saved)
         self._take_facts(facts)
@@ -167,16 +173,20 @@ class FlatOptimizer(torch.optim.Optimizer):
             self._take_errors(part, [saved[p] for p in part.params])
 
     def _check_kind(self, facts):
-        if facts.get("variance_is_corrected") or "variance_steps" in facts and facts["holds_errors"]:
-            raise ValueError("this checkpoint holds a frozen variance: load it into onebit.OneBitAdam, and call restart_warmup(steps) to go on "
-                             "exactly")
+        """Raise ValueError if the variance of a checkpoint means something else than this optimizer's."""
+        frozen = facts.get("variance_is_corrected") or "variance_steps" in facts and facts["holds_errors"]
+        if frozen and not self.takes_frozen_variance:
+            raise ValueError(f"this checkpoint holds a frozen variance: load it into onebit.{facts.get('kind', 'OneBitAdam')}, and call "
+                             "restart_warmup(steps) to go on exactly")
+        if "variance_updates" in facts and facts["kind"] != type(self).__name__:
+            raise ValueError(f"this checkpoint's variance was not updated at every step: load it into onebit.{facts['kind']}")
 
     def _take_facts(self, facts):
         self._errors_are_shared = facts.get("errors_are_shared", False)
 
     def _take_errors(self, part, entries):
         """The compression errors of a part, from the entries saved for its parameters."""
-        worker_error = torch.zeros_like(part.variance)
+        worker_error = part.partition.zeros(part.dtype)
         for view, entry in zip(part.layout.views(worker_error), entries):
             view.copy_(entry["worker_error"])
         part.allreduce.worker_error = worker_error

@@ -1,0 +1,60 @@
+from ..compression import Sign
+from ..kernels.torch_ops import apply_moves
+from .adam import DistributedAdam
+from .options import check_compressor, describe_compressor
+from .steps import scaled
+
+
+class CompressedMomentumAdam(DistributedAdam):
+    """Base of Adam whose momentum is compressed from the first step while the variance goes on:
+
+        m = C-allreduce(beta1 m + (1 - beta1) g_i)        v_i = beta2 v + (1 - beta2) g_i^2
+
+    A subclass says what is made of v_i: `_outgoing(part, variance)` prepares what `_exchange(part, payload, ...)` takes, which does the
+    step's exchanges; and `_compressed_update(part, outcome)` takes what that returns.
+
+    Args: as `DistributedAdam`, and
+        compressor: C, see `onebit.compression`; None: `Sign`.
+    """
+
+    has_errors = True
+
+    def __init__(self, params, lr, betas, eps, weight_decay, *, compressor, **options):
+        self.compressor = check_compressor(compressor or Sign)
+        super().__init__(params, lr, betas, eps, weight_decay, **options)
+
+    def _describe(self):
+        return f"{super()._describe()}, compressor={describe_compressor(self.compressor)}"
+
+    def _build(self, moments):
+        super()._build(moments)
+        for part in self._compressed:
+            self._make_allreduce(part)
+
+    def _start_exchange(self, part, factor=1.0):
+        if not part.allreduce:
+            return super()._start_exchange(part, factor)
+        payload = part.allreduce.compress(self._terms(part, factor))
+        return self._runner.submit(self._exchange, part, payload, *self._outgoing(part, self._local_variance(part, factor)))
+
+    def _local_variance(self, part, factor):
+        """v_i = beta2 v + (1 - beta2) (factor g_i)^2, a new vector."""
+        variance = scaled(part.flat_gradient(), factor).square()
+        for group, span in part.spans:
+            variance[span].mul_(1 - group["betas"][1]).add_(part.variance[span] * group["betas"][1])
+        return variance
+
+    def _corrected(self, part, variance):
+        """`variance` divided by 1 - beta2^t, or by 1, in place."""
+        for group, span in part.spans:
+            variance[span] /= self._corrections(part, group)[1]
+        return variance
+
+    def _move(self, part, gathered, variance):
+        """m is what was gathered; x <- decay x - (lr / c1) m / (sqrt(variance) + eps)."""
+        decays, steps, epss = self._numbers(part)
+        moves = part.allreduce.decode(gathered)
+        part.momentum.copy_(moves)
+        for view, step in zip(part.layout.views(moves), steps):
+            view *= step
+        apply_moves(part.partition, part.trained(), variance, moves, decays, epss)

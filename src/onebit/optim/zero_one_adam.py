@@ -1,0 +1,223 @@
+import torch
+
+from ..compression import Sign
+from ..kernels.torch_ops import Terms, apply_moves
+from .adam import DistributedAdam
+from .intervals import StepSets
+from .local import LocalSteps
+from .options import check_compressor, check_whole, describe_compressor, option_names, reject_unknown
+
+
+class ZeroOneAdam(LocalSteps, DistributedAdam):
+    """0/1 Adam (Lu et al., ICLR 2023): local steps that send nothing, and syncs that send one bit for each parameter.
+
+    With this rank's gradient g_i, a variance v that is the same on all ranks, and T_v and T_u the steps of
+    `onebit.optim.intervals.StepSets`, step t is
+
+        if t in T_v:  v <- beta2 v + (1 - beta2) (mean_i g_i)^2                        exactly averaged
+        m_i <- beta1 m_i + (1 - beta1) g_i
+        x_i <- (1 - lr weight_decay) x_i - lr m_i / (sqrt(v) + eps)
+        u_i <- u_i + lr m_i
+        if t in T_u:  u = C-allreduce(u_i);   m_i <- u / sum lr;   u_i <- 0
+                      x_i <- prod(1 - lr weight_decay) x_sync - u / (sqrt(v) + eps);   x_sync <- x_i
+
+    sum and product being over the steps since the last sync. While v stays, u is both the way that a rank has gone and, over the sum
+    of learning rates, its mean momentum, so that one message averages both. Errors are in units of u, learning rate times momentum.
+    The paper's printed algorithm could not be read: the README says where this reconstruction departs from what is known of it.
+
+    Between syncs the ranks' parameters differ: call `synchronize()`, on all ranks, before evaluation and before saving.
+
+    A coordinate whose v is zero takes no part until v is updated there; a warning tells if one gets a gradient once v is frozen. In a
+    step without exchange each rank clips by its own norm, and a gradient that is not finite counts as zero. Groups with compress=False
+    are averaged exactly at every step. While the learning rate of all groups is 0, a sync waits.
+
+    Args: as `DistributedAdam`, and
+        variance_freeze_step: the last step that may update the variance; the last of the learning-rate warm-up is a good choice.
+        variance_update_scaler: kappa; the distance of two updates of the variance doubles after so many.
+        local_step_scaler: the distance of two syncs doubles after so many syncs.
+        local_step_clipper: H, the largest distance of two syncs. 1: every step syncs.
+        compressor: see `onebit.compression`; None: `Sign`.
+    """
+
+    has_errors = True
+    more_vectors = {"accumulator": "accumulator", "anchor": "synced_parameter"}  # u and x_sync
+    late_remedy = "Put them in a group with compress=False, choose a later variance_freeze_step, or call restart_warmup(steps)"
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, variance_freeze_step=None, variance_update_scaler=16,
+                 local_step_scaler=32678, local_step_clipper=16, bias_correction=True, max_grad_norm=None, check_finite=True,
+                 compressor=None, communicator=None, **unknown):
+        reject_unknown(unknown, option_names(ZeroOneAdam.__init__), type(self).__name__)
+        if variance_freeze_step is None:
+            raise TypeError("ZeroOneAdam needs variance_freeze_step=, the last step that may update the variance: usually the last step of the "
+                            "learning-rate warm-up; math.inf: none is the last")
+        self._sets = StepSets(variance_freeze_step, variance_update_scaler, local_step_scaler, local_step_clipper)
+        self.compressor = check_compressor(compressor or Sign)
+        self._variance_steps = 0  # how often the variance was updated
+        super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
+                         check_finite=check_finite, communicator=communicator)
+
+    def _describe(self):
+        return f"{super()._describe()}, {self._sets}, {self._sets.state_dict()}, compressor={describe_compressor(self.compressor)}"
+
+    def _build(self, moments):
+        super()._build(moments)
+        self._begin_path()
+        for part in self._compressed:
+            self._mask_and_compress(part)
+
+    def _begin_path(self):
+        """Of each group since the last sync: the sum of lr / (1 - beta1^t) and the product of 1 - lr weight_decay."""
+        self._rate_sums, self._decays = [0.0] * len(self.param_groups), [1.0] * len(self.param_groups)
+
+    def _mask_and_compress(self, part):
+        """Where v = 0 nothing is sent. What is owed stays."""
+        active, before = part.layout.real & (part.variance > 0), part.allreduce
+        if before and torch.equal(active, part.partition.active):
+            return
+        self._make_allreduce(part, active)
+        if before:
+            part.allreduce.worker_error, part.allreduce.server_error = before.worker_error, before.server_error
+
+    # ---- a step
+
+    def _meets_next(self):
+        return self._sets.updates_variance(self.steps + 1) or self._syncs(self.steps + 1)
+
+    def _syncs(self, t):
+        """Whether step t ends in a sync; one that is due waits while the learning rates have been 0."""
+        return self._sets.syncs_at(t) and (not self._sets.is_empty or any(group["compress"] and group["lr"] > 0 for group in self.param_groups))
+
+    def _count_step(self):
+        super()._count_step()
+        self._variance_steps += self._sets.updates_variance(self.steps)
+        for i, group in enumerate(self.param_groups):
+            self._rate_sums[i] += self._rate(group)
+            self._decays[i] *= 1 - float(group["lr"]) * group["weight_decay"]
+
+    def _local_update(self, part, factor):
+        g = self._own_gradient(part, factor)
+        if self._sets.updates_variance(self.steps):
+            self._update_variance(part, self._exact_mean(part, g.clone()))
+        g.mul_(part.variance > 0)
+        self._accumulate(part, g)
+        if self._syncs(self.steps):
+            self._average(part)
+        else:
+            self._go_on(part)
+
+    def _update_variance(self, part, g):
+        """v <- beta2 v + (1 - beta2) g^2, of the mean gradient g."""
+        for group, span in part.spans:
+            part.variance[span] = group["betas"][1] * part.variance[span] + (1 - group["betas"][1]) * g[span] ** 2
+        self._mask_and_compress(part)
+
+    def _accumulate(self, part, g):
+        """m <- beta1 m + (1 - beta1) g        u <- u + rate m"""
+        for group, span in part.spans:
+            m = part.momentum[span].mul_(group["betas"][0]).add_(g[span] * (1 - group["betas"][0]))
+            part.accumulator[span] += m * self._rate(group)
+
+    def _go_on(self, part):
+        """x <- (1 - lr weight_decay) x - rate m / (sqrt(v_hat) + eps)"""
+        if self._sets.is_empty:
+            part.anchor.copy_(part.flat(part.params))
+        self._move(part, part.momentum, self._rate, lambda group: 1 - float(group["lr"]) * group["weight_decay"])
+
+    def _average(self, part):
+        """u <- C-allreduce(u)      m <- u / sum of rates      x <- decay x_sync - u / (sqrt(v_hat) + eps)      u <- 0"""
+        part.allreduce.rounds = self.steps  # so that a compressor's lots follow from the step
+        payload = part.allreduce.compress(Terms(part.layout.views(part.accumulator), [1.0] * len(part.params)))
+        u = part.allreduce.decode(self._runner.submit(part.allreduce.exchange, payload).result())
+        part.allreduce.commit()
+        for group, span in part.spans:
+            if self._rate_sum(group) > 0:
+                part.momentum[span] = u[span] / self._rate_sum(group)
+        if not self._sets.is_empty:
+            for p, anchor in zip(part.params, part.layout.views(part.anchor)):
+                p.copy_(anchor)
+        self._move(part, u, lambda group: 1.0, self._decay)
+        part.accumulator.zero_()
+
+    def _move(self, part, direction, rate, decay):
+        """x <- decay x - rate direction / (sqrt(v_hat) + eps), where sqrt(v_hat) = root sqrt(v)."""
+        def root(group):
+            return self._corrections(part, group)[1] ** -0.5
+
+        moves = direction.clone()
+        for group, span in part.spans:
+            moves[span] *= rate(group) / root(group)
+        apply_moves(part.partition, part.trained(), part.variance, moves, part.per_tensor(decay),
+                    part.per_tensor(lambda group: group["eps"] / root(group)))
+
+    def _finish_step(self):
+        syncs, rates = self._syncs(self.steps), [rate for rate, group in zip(self._rate_sums, self.param_groups) if group["compress"]]
+        self._sets.took(self.steps, accumulated=any(rates))
+        self._is_synced = syncs and all(rates)
+        if syncs:
+            self._begin_path()
+
+    # ---- numbers of a group
+
+    def _rate(self, group):
+        """lr / (1 - beta1^t), without bias correction lr."""
+        return float(group["lr"]) / (1 - group["betas"][0] ** self.steps if self.bias_correction else 1.0)
+
+    def _rate_sum(self, group):
+        return self._rate_sums[self._index(group)]
+
+    def _decay(self, group):
+        return self._decays[self._index(group)]
+
+    def _index(self, group):
+        return next(i for i, own in enumerate(self.param_groups) if own is group)
+
+    def _variance_correction(self, part, group):
+        if not part.compress:
+            return super()._variance_correction(part, group)
+        return 1 - group["betas"][1] ** self._variance_steps if self._variance_steps else 1.0
+
+    # ---- between steps
+
+    def _sync(self):
+        """A sync out of turn. Momenta that have gone no way, since the learning rate was 0, are averaged exactly."""
+        waiting = [rate == 0 for rate in self._rate_sums]
+        for part in self._compressed:
+            if not all(waiting):
+                self._average(part)
+            for group, span in part.spans:
+                if waiting[self._index(group)]:
+                    part.momentum[span] = self._exact_mean(part, part.momentum[span].clone())
+        if not all(waiting):
+            self._sets.synced(self.steps)
+        self._begin_path()
+        self._is_synced = True
+
+    def restart_warmup(self, steps):
+        """Update the variance in `steps` more steps, as often as at the start: for a change of data. All ranks must call it."""
+        check_whole("steps", steps, 1)
+        self._sets.restart(self.steps, steps)
+
+    def _common(self, part):
+        """Between syncs: v, and the parameters of the last sync."""
+        if not part.compress:
+            return super()._common(part)
+        views = part.layout.views
+        starts = part.params if self._sets.is_empty else views(part.anchor)
+        return [{"parameter at the last sync": x, "exp_avg_sq": v} for x, v in zip(starts, views(part.variance))]
+
+    def _warn_of_late_gradients(self, late):
+        if self.steps >= self._sets.last_update:
+            super()._warn_of_late_gradients(late)
+
+    # ---- checkpoints
+
+    def _facts(self):
+        return super()._facts() | {"variance_updates": self._variance_steps, "step_sets": self._sets.state_dict(), "rate_sums": self._rate_sums,
+                                   "decays": self._decays}
+
+    def _take_facts(self, facts):
+        super()._take_facts(facts)
+        self._variance_steps = facts.get("variance_updates", self.steps)
+        if "step_sets" in facts:
+            self._sets.load_state_dict(facts["step_sets"])
+            self._rate_sums, self._decays = list(facts["rate_sums"]), list(facts["decays"])
