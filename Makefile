@@ -21,7 +21,7 @@ figure = $(shell echo $(1) | awk '{ printf /^[0-9]+$$/ ? "figure_%02d" : "figure
 seeds = $(if $(SEEDS),--seeds $(SEEDS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test reproduce claims kernel-speed step-cost overlap lint lock clean FORCE
+.PHONY: help setup test reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback lint lock clean FORCE
 
 help: ## List the targets
 	@sed -n 's/^\([a-z%-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | sed 's/%/N/' | awk -F '\t' '{ printf "  make %-22s %s\n", $$1, $$2 }'
@@ -61,7 +61,13 @@ step-cost: setup ## Redraw what a whole optimizer step costs against all_reduce 
 overlap: setup ## Redraw how much of the exchange backward hides on slow links
 	$(RUN) experiments/overlap.py
 
-measure-%: setup FORCE ## Measure N = kernel-speed, step-cost or overlap anew on this machine (5 to 15 minutes; leave it alone), then draw
+linear-speedup: setup ## Redraw how the error falls with the workers, and the table of exponents against Corollary 1
+	$(RUN) experiments/linear_speedup.py
+
+error-feedback: setup ## Redraw what error feedback keeps, what Adam's variance takes in, and what forgetting the errors costs
+	$(RUN) experiments/error_feedback.py
+
+measure-%: setup FORCE ## Measure N = kernel-speed, step-cost, overlap, linear-speedup or error-feedback anew (1 to 15 minutes; leave the machine alone)
 	$(RUN) experiments/$(subst -,_,$*).py --measure $(ARGS)
 
 lint: setup ## Check the style with ruff

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from onebit import kernels
 from onebit.kernels import torch_ops
 from onebit.kernels.torch_ops import Terms
-from onebit.lab import figures
+from onebit.lab import figures, measured
 from onebit.lab import speed_results as results
 from onebit.lab.speed import alternate
 from onebit.lab.speed_results import SIZES, Bar, M
@@ -215,9 +215,9 @@ NOTE = ("One fp32 tensor. The limit is the time in which a += b, run in the same
 
 def main():
     made = results.parser(__doc__, rounds=31)
-    made.add_argument("--sizes", type=results.positive(int), nargs="+", default=SIZES, help="elements, multiples of 256")
-    made.add_argument("--threads", type=results.positive(int), nargs="+", default=THREADS)
-    options = results.parse(made, quick={"sizes": (2**16,), "rounds": 1})
+    made.add_argument("--sizes", type=measured.positive(int), nargs="+", default=SIZES, help="elements, multiples of 256")
+    made.add_argument("--threads", type=measured.positive(int), nargs="+", default=THREADS)
+    options = measured.parse(made, quick={"sizes": (2**16,), "rounds": 1})
     if options.measure:
         config = {"sizes": list(options.sizes), "threads": list(options.threads), "rounds": options.rounds, "seed": options.seed}
         results.write(options.results, NAME, measure(options), config)

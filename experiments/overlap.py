@@ -23,7 +23,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from onebit import OneBitAdam
-from onebit.lab import figures, network
+from onebit.lab import figures, measured, network
 from onebit.lab import speed_results as results
 from onebit.lab.launch import Processes
 from onebit.lab.speed import InStep, alternate
@@ -215,15 +215,15 @@ def note(root):
 
 def main():
     made = results.parser(__doc__, rounds=31)
-    made.add_argument("--rates", type=results.positive(float), nargs="+", default=(1000.0, 200.0), help="of the link, Mbit/s")
-    made.add_argument("--layers", type=results.positive(int), default=16)
-    made.add_argument("--width", type=results.positive(int), default=1024)
-    made.add_argument("--batch", type=results.positive(int), default=32, help="examples a rank: how long backward takes")
-    made.add_argument("--layer-ms", type=results.positive(float), default=3.0, help="how long a layer takes that is computed elsewhere, each way")
-    made.add_argument("--bucket-cap-mb", type=results.positive(float), default=8.1, help="by default two layers")
+    made.add_argument("--rates", type=measured.positive(float), nargs="+", default=(1000.0, 200.0), help="of the link, Mbit/s")
+    made.add_argument("--layers", type=measured.positive(int), default=16)
+    made.add_argument("--width", type=measured.positive(int), default=1024)
+    made.add_argument("--batch", type=measured.positive(int), default=32, help="examples a rank: how long backward takes")
+    made.add_argument("--layer-ms", type=measured.positive(float), default=3.0, help="how long a layer takes that is computed elsewhere, each way")
+    made.add_argument("--bucket-cap-mb", type=measured.positive(float), default=8.1, help="by default two layers")
     made.add_argument("--delay", action="store_true", help="an artificial delay instead of namespaces, which need root")
     made.add_argument("--as-rank", nargs=3, metavar=("COMPUTED", "RATE", "FILE"), help="be one rank on the link; the experiment itself uses it")
-    options = results.parse(made, quick={"layers": 4, "width": 256, "bucket_cap_mb": 0.25, "rates": (1000.0,), "rounds": 1})
+    options = measured.parse(made, quick={"layers": 4, "width": 256, "bucket_cap_mb": 0.25, "rates": (1000.0,), "rounds": 1})
     if options.as_rank:
         options.computed, rate, path = options.as_rank[0], float(options.as_rank[1]), Path(options.as_rank[2])
         Processes(workers=None, backend="gloo", start="fork").run(partial(measure_as_rank, options=options, rate=rate, path=path))

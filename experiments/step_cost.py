@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from onebit import OneBitAdam
-from onebit.lab import figures
+from onebit.lab import figures, measured
 from onebit.lab import speed_results as results
 from onebit.lab.launch import Processes
 from onebit.lab.speed import InStep, alternate
@@ -160,10 +160,10 @@ def note(root):
 
 def main():
     made = results.parser(__doc__, rounds=31)
-    made.add_argument("--sizes", type=results.positive(int), nargs="+", default=SIZES, help="elements of the one tensor")
-    made.add_argument("--ranks", type=results.positive(int), nargs="+", default=RANKS, help="W, each W in turn")
-    made.add_argument("--bert", type=results.positive(int), nargs=2, default=(12, 256), metavar=("LAYERS", "WIDTH"), help="of the many tensors")
-    options = results.parse(made, quick={"sizes": (2**12,), "bert": (1, 8), "rounds": 1})
+    made.add_argument("--sizes", type=measured.positive(int), nargs="+", default=SIZES, help="elements of the one tensor")
+    made.add_argument("--ranks", type=measured.positive(int), nargs="+", default=RANKS, help="W, each W in turn")
+    made.add_argument("--bert", type=measured.positive(int), nargs=2, default=(12, 256), metavar=("LAYERS", "WIDTH"), help="of the many tensors")
+    options = measured.parse(made, quick={"sizes": (2**12,), "bert": (1, 8), "rounds": 1})
     if options.measure:
         config = {name: list(getattr(options, name)) for name in ("sizes", "ranks", "bert")} | {"rounds": options.rounds, "seed": options.seed}
         results.write(options.results, NAME, measure(options), config)

@@ -370,3 +370,24 @@ def lazy_variance_adam(x, gradient, n, gamma, segments, tau, steps_with="own", b
             average = v.mean(0) / c2
         x = update(x, m, v / c2 if steps_with == "own" else average, gamma(t), eta, weight_decay, c1)
         yield State(x, m, v, delta, delta_bar)
+
+
+# ---- what Theorem 1 of 1-bit Adam is about
+
+
+def preconditioned_momentum_sgd(x, gradient, n, gamma, segments, v=1.0, m=0.0, beta=0.9, C=identity, reset_every=None):
+    """Momentum SGD under a fixed preconditioner 1 / sqrt(v), with the momentum sent through C.
+
+    C=one_bit is the second stage of 1-bit Adam, lines 3 to 13, from the momentum m and the variance v at the freeze, without eta.
+    The errors are set to 0 after every `reset_every` steps: 1 is no error feedback at all, None never.
+    The State of such a step still shows the errors that it left, before they are set to 0.
+    """
+    x, zero, _, delta, delta_bar = start(x, n)
+    m, v, everywhere = zero + m, zero + v, np.ones(len(x), bool)
+    for t in count(1):
+        m = beta * m + (1 - beta) * gradient(t, x)                                  # lines 5-6
+        m, delta, delta_bar = compressed_average(m, delta, delta_bar, C, *segments, everywhere)   # lines 7-12
+        x = update(x, m, v, gamma(t), 0.0, 0.0)                                     # line 13
+        yield State(x, m, v, delta, delta_bar)
+        if reset_every is not None and t % reset_every == 0:
+            delta, delta_bar = np.zeros_like(delta), np.zeros_like(delta_bar)

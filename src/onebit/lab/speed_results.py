@@ -1,14 +1,11 @@
 """What the speed experiments share beside timing: their files, the bars that a ratio must keep under, figures, the command line.
 
-results/speed/<name>.csv has the rows of `Timings.summary`, each with what was timed; <name>.json beside it says on which machine, when, at
-which commit and with which options.
+results/speed/<name>.csv has the rows of `Timings.summary`, each with what was timed; `measured` has the rest of files and command line.
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +13,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from . import figures
-from .record import commit
-from .results import RESULTS
-from .speed import FOREIGN_LIMIT, HIGH, LOW, machine
+from . import figures, measured
+from .speed import FOREIGN_LIMIT, HIGH, LOW
 
 M = 2**20
 SIZES = tuple(k * 2**10 for k in (64, 256, 1024, 4096, 16384, 65536))  # elements
@@ -69,21 +64,13 @@ def judge(bars: tuple[Bar, ...], rows: pd.DataFrame) -> pd.DataFrame:
 
 def write(root: Path, name: str, rows: list[dict], config: dict, **facts) -> None:
     """speed/<name>.csv and .json under `root`. config: options of the run, with its seed."""
-    folder = Path(root) / "speed"
-    folder.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
     guard = {"foreign_limit": FOREIGN_LIMIT, "spread": f"percentiles {LOW} and {HIGH} of the rounds"}
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    record = {"experiment": name, "date": date, "commit": commit(), "config": config, **guard, **facts, "machine": machine()}
-    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    measured.write(root, "speed", name, rows, config, **guard, **facts)
 
 
 def read(root: Path, name: str) -> tuple[pd.DataFrame, dict]:
     """(the rows, what the JSON says). FileNotFoundError with the remedy if there are none."""
-    path = Path(root) / "speed" / f"{name}.csv"
-    if not path.exists():
-        raise FileNotFoundError(f"there is no {path}: python experiments/{name}.py --measure makes it")
-    return pd.read_csv(path, keep_default_na=False, na_values=[""]), json.loads(path.with_suffix(".json").read_text())
+    return measured.read(root, "speed", name)
 
 
 # ---- figures
@@ -142,38 +129,12 @@ def caption(rows: pd.DataFrame, facts: dict) -> str:
 # ---- the command line
 
 
-def positive(kind: type) -> Callable[[str], float]:
-    """A type of an option that is a positive number."""
-
-    def parse_positive(text: str) -> float:
-        value = kind(text)
-        if value <= 0:
-            raise ValueError
-        return value
-
-    parse_positive.__name__ = f"positive {kind.__name__}"
-    return parse_positive
-
-
 def parser(description: str, rounds: int) -> argparse.ArgumentParser:
     """Options that all speed experiments have."""
-    made = argparse.ArgumentParser(description=description)
-    made.add_argument("--measure", action="store_true", help="measure first; otherwise redraw from the CSV")
-    made.add_argument("--quick", action="store_true", help="tiny sizes and few rounds, to see that it runs, into results/live")
-    made.add_argument("--rounds", type=positive(int), default=rounds, help="rounds that count, in each setting")
+    made = measured.parser(description)
+    made.add_argument("--rounds", type=measured.positive(int), default=rounds, help="rounds that count, in each setting")
     made.add_argument("--seed", type=int, default=1)
-    made.add_argument("--results", type=Path, help="the folder that holds speed/ and figures/")
     return made
-
-
-def parse(made: argparse.ArgumentParser, quick: dict) -> argparse.Namespace:
-    """The options; `quick`: what they are with --quick, unless they are given."""
-    options = made.parse_args()
-    if options.quick:
-        made.set_defaults(**quick)
-        options = made.parse_args()
-    options.results = options.results or (RESULTS / "live" if options.quick else RESULTS)
-    return options
 
 
 def conclude(name: str, root: Path, plot: Callable[[pd.DataFrame], Figure], bars: tuple[Bar, ...] = (), note: str = "") -> None:
