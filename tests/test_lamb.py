@@ -377,6 +377,15 @@ def test_a_warmup_shorter_than_the_averages_memory_is_warned_of(warmup, beta, wa
     assert sum("smaller coefficient_beta" in str(w.message) for w in recwarn) == expected
 
 
+def test_a_load_in_the_warmup_keeps_the_count_of_averaged_coefficients(recwarn):
+    run, other = (make(Single(), onebit.OneBitLamb, warmup=12) for _ in range(2))
+    for t in range(11):
+        step(run, t, 0)
+    other.optimizer.load_state_dict(saved(run.optimizer))
+    step(other, 11, 0)
+    assert other.optimizer.phase == "compressed" and not any("coefficient_beta" in str(w.message) for w in recwarn)
+
+
 def frozen(kind, **options):
     run = make(Single(), kind, warmup=12, bias_correction=False, **options)
     for t in range(14):
