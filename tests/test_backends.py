@@ -20,10 +20,15 @@ KINDS = [
 ]
 
 
+def kinds(size):
+    """All of them at one size; the first ones, which differ most in what they send, at every size."""
+    return KINDS if size == 3 else KINDS[:4]
+
+
 def train(communicator):
     """Steps across the freeze, one skipped, a new warm-up and a resume; the state after each, and the traffic."""
     history = []
-    for kind, options in KINDS:
+    for kind, options in kinds(communicator.size):
         run = make(communicator, kind, shapes=SHAPES, max_grad_norm=3.0, **options)
         steps = 24 if "warmup" in options else 14
         for t in range(steps):
@@ -61,6 +66,7 @@ def all_sizes(communicator):
     return {size: several_things(part) for size, part in parts.items() if part}
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_threads_and_processes_agree_bit_for_bit(backend):
     found = BACKENDS[backend](max(SIZES), all_sizes, timeout=300)
@@ -72,7 +78,7 @@ def test_threads_and_processes_agree_bit_for_bit(backend):
             for ours, theirs in zip(history, other_history, strict=True):
                 assert ours[1:] == theirs[1:]
                 assert all(torch.equal(a, b) for a, b in zip(ours[0], theirs[0], strict=True))
-            assert sum(skipped for _, _, skipped, _ in history) == len(KINDS) - 1  # LocalSGD has a local step there
+            assert sum(skipped for _, _, skipped, _ in history) == len(kinds(size)) - (size == 3)  # LocalSGD has a local step there
             assert [phase for _, phase, _, _ in history[:24]].count("compressed") > 8
 
 
