@@ -1,12 +1,13 @@
 """LAMB and 1-bit LAMB equal their references, become Adam and 1-bit Adam at the right options, and lose nothing between phases."""
 
 import math
+from functools import partial
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
-from test_behaviour import P, make, same, step
+from test_behaviour import P, everything, make, same, step
 from test_checkpoint import saved
 from test_optimizers import (
     GROUPS,
@@ -29,7 +30,7 @@ from test_optimizers import (
 import onebit
 from onebit import reference
 from onebit.comm import Single, run_threads
-from onebit.compression import Identity
+from onebit.compression import Identity, Quantize
 from onebit.layout import Layout
 from onebit.optim.onebit_lamb import next_ratio, scaling_coefficients
 
@@ -541,3 +542,26 @@ def test_ranks_with_different_options_of_lamb_all_raise(options):
         return True
 
     assert run_threads(2, run) == [True, True]
+
+
+@pytest.mark.parametrize("scale", ["tensor", "fused"])
+def test_a_resumed_run_draws_the_lots_of_a_stochastic_compressor_that_it_would_have_drawn(scale):
+    options = {"kind": onebit.OneBitLamb, "warmup": 8, "coefficient_beta": 0.8, "scale": scale,
+               "compressor": partial(Quantize, bits=4, stochastic=True), "shapes": ((70,), (9, 15), (0, 4))}
+
+    def run(communicator):
+        straight = make(communicator, **options)
+        for t in range(20):
+            step(straight, t, communicator.rank)
+            if t == 12:
+                params, state = [p.detach().clone() for p in straight.params], saved(straight.optimizer)
+        other = make(communicator, **options)
+        with torch.no_grad():
+            for p, value in zip(other.params, params):
+                p.copy_(value)
+        other.optimizer.load_state_dict(state)
+        for t in range(13, 20):
+            step(other, t, communicator.rank)
+        return same(everything(straight), everything(other))
+
+    assert all(run_threads(2, run))

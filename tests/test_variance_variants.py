@@ -396,3 +396,30 @@ def test_the_lots_of_a_resumed_run_go_on():
         return same(ends[0], ends[1]), same(ends[0], ends[2])
 
     assert run_threads(2, run) == [(True, False)] * 2
+
+
+@pytest.mark.parametrize("steps_with", ["own", "average"])
+def test_lazy_variance_leaves_coordinates_alone_where_it_knows_no_variance(steps_with):
+    def run(communicator):
+        own = make(communicator, onebit.LazyVarianceAdam, shapes=((100,),), steps_with=steps_with)
+        x = own.params[0].detach().clone()
+        for t in range(9):
+            own.params[0].grad = torch.randn(100, generator=torch.Generator().manual_seed(10 * t + communicator.rank))
+            own.params[0].grad[: 20 - 10 * communicator.rank] = 0
+            own.optimizer.step()
+        return float((own.params[0].detach() - x).abs().max())
+
+    assert max(run_threads(2, run)) < 1
+
+
+def test_lazy_variance_leaves_a_frozen_parameter_its_bits():
+    def run(communicator):
+        own = make(communicator, onebit.LazyVarianceAdam, shapes=((500,), (20,)))
+        own.params[0].requires_grad_(False)
+        before = own.params[0].detach().clone()
+        for t in range(10):
+            own.params[1].grad = torch.randn(20, generator=torch.Generator().manual_seed(10 * t + communicator.rank))
+            own.optimizer.step()
+        return torch.equal(before, own.params[0])
+
+    assert all(run_threads(3, run))

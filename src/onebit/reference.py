@@ -135,11 +135,12 @@ def one_bit_adam(x, gradient, n, gamma, segments, T_w, beta1=0.9, beta2=0.999, e
 
 def zero_one_adam(x, gradient, n, gamma, segments, T_v, T_u, beta1=0.9, beta2=0.999, eta=1e-8, weight_decay=0.0,
                   bias_correction=True, max_norm=None, C=one_bit):
-    """0/1 Adam (Lu et al., ICLR 2023): local steps, whose sum u is averaged with one bit at the steps T_u; v advances at the steps T_v.
+    """0/1 Adam (Lu et al., ICLR 2023): local steps, whose mean momentum is averaged with one bit at the steps T_u; v advances at the steps T_v.
 
     Between syncs the workers' parameters and momenta differ: `gradient` gets x [n, d]. While v stays, a worker has moved by
-    u / (sqrt(v) + eta), so the average of u gives both the common parameters, from x_sync on, and, over the sum of learning rates, the
-    common momentum. T_v and T_u are sets of steps, see `onebit.optim.intervals.step_sets`: v changes only where u = 0.
+    u / (sqrt(v) + eta), so the average of u over the sum of learning rates gives both the common momentum and, from x_sync on, the common
+    parameters. While the learning rate is 0 the momentum itself is averaged. T_v and T_u are sets of steps, see
+    `onebit.optim.intervals.step_sets`: v changes only where u = 0.
     Coordinates with v = 0 take no part. With bias correction, gamma stands for gamma / (1 - beta1^t), and v for v / (1 - beta2^k)
     after k updates.
     """
@@ -160,10 +161,10 @@ def zero_one_adam(x, gradient, n, gamma, segments, T_v, T_u, beta1=0.9, beta2=0.
         x = shrink * x - rate * m * scale
         u, gammas, decay = u + rate * m, gammas + rate, decay * shrink
         if t in T_u:
-            u_bar, delta, delta_bar = compressed_average(u, delta, delta_bar, C, *segments, active)
-            m = np.where(gammas > 0, u_bar / np.where(gammas > 0, gammas, 1.0), m)
-            x_sync = decay * x_sync - u_bar * scale
-            x, m, u = np.tile(x_sync, (n, 1)), np.broadcast_to(m, u.shape), np.zeros_like(u)
+            z = np.where(gammas > 0, u / np.where(gammas > 0, gammas, 1.0), m)
+            m, delta, delta_bar = compressed_average(z, delta, delta_bar, C, *segments, active)
+            x_sync = decay * x_sync - gammas * m * scale
+            x, m, u = np.tile(x_sync, (n, 1)), np.tile(m, (n, 1)), np.zeros_like(u)
             gammas, decay = 0.0, 1.0
         yield LocalState(x, m, v, delta, delta_bar, u)
 
@@ -368,7 +369,8 @@ def lazy_variance_adam(x, gradient, n, gamma, segments, tau, steps_with="own", b
             x, v = np.tile(x.mean(0), (n, 1)), np.tile(v.mean(0), (n, 1))
         if t % tau == 0 or average is None:
             average = v.mean(0) / c2
-        x = update(x, m, v / c2 if steps_with == "own" else average, gamma(t), eta, weight_decay, c1)
+        divisor = v / c2 if steps_with == "own" else average
+        x = update(x, m, np.where(divisor > 0, divisor, np.inf), gamma(t), eta, weight_decay, c1)
         yield State(x, m, v, delta, delta_bar)
 
 

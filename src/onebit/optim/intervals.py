@@ -66,14 +66,15 @@ class StepSets:
     def syncs_at(self, t):
         return self.updates_variance(t) or self.syncs.is_due(t)
 
-    def took(self, t, accumulated=True):
-        """Step t was taken. `accumulated`: whether there is anything to sync; while the learning rate is 0 there is not, and a sync waits."""
-        syncs = self.syncs_at(t) and accumulated
+    def took(self, t):
+        """Step t was taken."""
+        syncs = self.syncs_at(t)
         if self.updates_variance(t):
             self.variance.happened(t)
-        self.is_empty = not accumulated
         if syncs:
             self.synced(t)
+        else:
+            self.is_empty = False
 
     def synced(self, t):
         """What was accumulated up to step t is no more."""
@@ -81,7 +82,13 @@ class StepSets:
         self.is_empty = True
 
     def restart(self, t, steps):
-        """Update the variance in `steps` more steps after step t, as often as at the start."""
+        """Update the variance in `steps` more steps after step t, as often as at the start.
+
+        Between two syncs the next step syncs, and does not count.
+        """
+        if not self.is_empty:
+            t += 1
+            self.syncs.due = min(self.syncs.due, t)
         self.last_update = t + steps
         self.variance = Intervals(self.variance_update_scaler, due=t + 1)
 
@@ -97,14 +104,14 @@ class StepSets:
             self.last_update = state["last_update"]
 
 
-def step_sets(steps, first=1, **options):
-    """(T_v, T_u) within steps 1, ..., `steps`, as sets. `first`: the first step whose learning rate is not 0. Options as `StepSets`'."""
+def step_sets(steps, **options):
+    """(T_v, T_u) within steps 1, ..., `steps`, as sets. Options as `StepSets`'."""
     sets = StepSets(**options)
     T_v, T_u = set(), set()
     for t in range(1, steps + 1):
         if sets.updates_variance(t):
             T_v.add(t)
-        if sets.syncs_at(t) and t >= first:
+        if sets.syncs_at(t):
             T_u.add(t)
-        sets.took(t, accumulated=t >= first)
+        sets.took(t)
     return T_v, T_u

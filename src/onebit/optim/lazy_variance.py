@@ -1,3 +1,5 @@
+import torch
+
 from ..allreduce import ExactAllreduce
 from .compressed_momentum import CompressedMomentumAdam
 from .local import LocalSteps
@@ -16,9 +18,9 @@ class LazyVarianceAdam(LocalSteps, CompressedMomentumAdam):
         steps_with="own"      its own v_i. The parameters x_i differ between averages; they are averaged when v_i is, before the step
         steps_with="average"  the last average, v_hat as of then; until there is one, that of the first step. The parameters never differ
 
-    Averages are due at the steps tau, 2 tau, ... Between them the ranks' state differs: call `synchronize()` on all ranks before evaluation,
-    and before saving one checkpoint for all. A step is three collectives, as `OneBitAdam`'s; one with an average has an exact all_reduce of
-    v_i more, and of x_i with steps_with="own".
+    Where the divisor is 0 x only decays, since 1 bit cannot say zero. Averages are due at the steps tau, 2 tau, ... Between them the ranks'
+    state differs: call `synchronize()` on all ranks before evaluation, and before saving one checkpoint for all. A step is three
+    collectives, as `OneBitAdam`'s; one with an average has an exact all_reduce of v_i more, and of x_i with steps_with="own".
 
     Args: as `DistributedAdam`, and
         tau: steps from average to average, at least 1.
@@ -48,6 +50,7 @@ class LazyVarianceAdam(LocalSteps, CompressedMomentumAdam):
         taken = super(LocalSteps, self)._take_step()
         if taken:
             self._is_synced = self._is_due(self.steps)
+            self._moved.clear() if self._is_synced else self._note_moved()
         return taken
 
     def _is_due(self, step):
@@ -77,11 +80,12 @@ class LazyVarianceAdam(LocalSteps, CompressedMomentumAdam):
             if average is not None:
                 part.average.copy_(self._corrected(part, average))
             divisor = part.average
-        self._move(part, gathered, divisor)
+        self._move(part, gathered, torch.where(divisor > 0, divisor, torch.inf))
 
     def _take_parameters(self, part, parameters):
         for p, value in zip(part.params, part.layout.views(parameters)):
-            p.copy_(value)
+            if p in self._moved:
+                p.copy_(value)
 
     # ---- between averages
 
@@ -98,4 +102,5 @@ class LazyVarianceAdam(LocalSteps, CompressedMomentumAdam):
             exact.allreduce(part.variance)
             if self.steps_with == "own":
                 self._take_parameters(part, exact.allreduce(part.flat(part.params)))
+        self._moved.clear()
         self._is_synced = True

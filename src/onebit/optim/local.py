@@ -21,17 +21,27 @@ class LocalSteps:
     _is_synced = True  # whether all ranks hold the same state
 
     def _take_step(self):
-        factor = self._agree()[0] if self._meets_next() else self._own_factor()
+        factor, late = self._agree() if self._meets_next() else (self._own_factor(), 0)
         if factor is None:
             return False
+        if late:
+            self._warn_of_late_gradients(late)
         self._count_step()
         for part in self._parts:
             if part.compress:
                 self._local_update(part, factor)
             else:
                 self._exact_update(part, self._exact_mean(part, self._own_gradient(part, factor)))
+        self._note_moved()
         self._finish_step()
         return True
+
+    def _note_moved(self):
+        self._moved.update(x for part in self._compressed for x in part.trained() if x is not None)
+
+    def _build(self, moments):
+        super()._build(moments)
+        self._moved = set()  # parameters that the ranks have trained apart; what none has trained stays: a mean of equal numbers may round
 
     def _own_factor(self):
         """The clipping factor of this rank's gradients alone; 0 if they are not finite."""
@@ -69,7 +79,7 @@ class LocalSteps:
         return [{} for _ in part.params] if part.compress else super()._shared(part)
 
     def _facts(self):
-        return super()._facts() | {"is_synced": self._is_synced}
+        return super()._facts() | {"is_synced": self._is_synced, "moved": [i for i, p in enumerate(self._params()) if p in self._moved]}
 
     def _check_kind(self, facts):
         super()._check_kind(facts)
@@ -81,3 +91,5 @@ class LocalSteps:
     def _take_facts(self, facts):
         super()._take_facts(facts)
         self._is_synced = facts.get("is_synced", True)
+        params = self._params()
+        self._moved = {params[i] for i in facts.get("moved", ())}

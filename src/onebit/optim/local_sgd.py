@@ -29,7 +29,6 @@ class LocalSGD(LocalSteps, DistributedSGD):
         reject_unknown(unknown, option_names(LocalSGD.__init__), type(self).__name__)
         check_whole("tau", tau, 1)
         self.tau = tau
-        self._moved = set()  # parameters that the ranks have trained apart
         super().__init__(params, lr, momentum, dampening, weight_decay, max_grad_norm=max_grad_norm, check_finite=check_finite,
                          communicator=communicator)
 
@@ -44,12 +43,11 @@ class LocalSGD(LocalSteps, DistributedSGD):
 
     def _finish_step(self):
         self._is_synced = not self._compressed
-        self._moved.update(x for part in self._compressed for x in part.trained() if x is not None)
         if self.steps % self.tau == 0:
             self._sync()
 
     def _sync(self):
-        """x_i <- mean_j x_j and m_i <- mean_j m_j. What no rank has trained stays: the mean of equal numbers may round."""
+        """x_i <- mean_j x_j and m_i <- mean_j m_j."""
         for part in self._compressed:
             for x, view in zip(part.params, part.layout.views(self._mean(part.flat(part.params)))):
                 if x in self._moved:
@@ -64,11 +62,3 @@ class LocalSGD(LocalSteps, DistributedSGD):
     def _mean(self, vector):
         """The mean over the ranks, in its place."""
         return self._runner.submit(ExactAllreduce(self.communicator).allreduce, vector).result()
-
-    def _facts(self):
-        return super()._facts() | {"moved": [i for i, p in enumerate(self._params()) if p in self._moved]}
-
-    def _take_facts(self, facts):
-        super()._take_facts(facts)
-        params = self._params()
-        self._moved = {params[i] for i in facts.get("moved", ())}

@@ -151,7 +151,8 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
         if self.scale == "tensor":
             return super()._make_allreduce(part, active)
         fused = Layout([(part.layout.used,)], self.communicator.size, part.device)
-        allreduce = CompressedAllreduce(self.communicator, fused, part.dtype, self.compressor, active, in_place=not self.overlap)
+        allreduce = CompressedAllreduce(self.communicator, fused, part.dtype, self.compressor, active, in_place=not self.overlap,
+                                        rounds=self.steps, stream=self._parts.index(part))
         part.hold_errors(allreduce, part.layout.worker_partition(active))
 
     def _total_error(self, part):

@@ -18,18 +18,20 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         m_i <- beta1 m_i + (1 - beta1) g_i
         x_i <- (1 - lr weight_decay) x_i - lr m_i / (sqrt(v) + eps)
         u_i <- u_i + lr m_i
-        if t in T_u:  u = C-allreduce(u_i);   m_i <- u / sum lr;   u_i <- 0
-                      x_i <- prod(1 - lr weight_decay) x_sync - u / (sqrt(v) + eps);   x_sync <- x_i
+        if t in T_u:  m = C-allreduce(u_i / sum lr);   m_i <- m;   u_i <- 0
+                      x_i <- prod(1 - lr weight_decay) x_sync - (sum lr) m / (sqrt(v) + eps);   x_sync <- x_i
 
     sum and product being over the steps since the last sync. While v stays, u is both the way that a rank has gone and, over the sum
-    of learning rates, its mean momentum, so that one message averages both. Errors are in units of u, learning rate times momentum.
-    The paper's printed algorithm could not be read: the README says where this reconstruction departs from what is known of it.
+    of learning rates, its mean momentum, so that one message averages both; while the learning rate is 0, m_i itself is sent. Errors are
+    in units of the momentum, as in 1-bit Adam, which this is if v is frozen and every step syncs. The paper's printed algorithm could not
+    be read: the README says where this reconstruction departs from what is known of it.
 
-    Between syncs the ranks' parameters differ: call `synchronize()`, on all ranks, before evaluation and before saving.
+    Between syncs the ranks' parameters differ: call `synchronize()`, on all ranks, before evaluation and before saving, before you change
+    `requires_grad`, and before you change parameters, which a sync computes from those of the last sync.
 
     A coordinate whose v is zero takes no part until v is updated there; a warning tells if one gets a gradient once v is frozen. In a
     step without exchange each rank clips by its own norm, and a gradient that is not finite counts as zero. Groups with compress=False
-    are averaged exactly at every step. While the learning rate of all groups is 0, a sync waits.
+    are averaged exactly at every step.
 
     Args: as `DistributedAdam`, and
         variance_freeze_step: the last step that may update the variance; the last of the learning-rate warm-up is a good choice.
@@ -67,6 +69,7 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
 
     def _begin_path(self):
         """Of each group since the last sync: the sum of lr / (1 - beta1^t) and the product of 1 - lr weight_decay."""
+        self._trained = None  # which parameters are, since the last sync
         self._rate_sums, self._decays = [0.0] * len(self.param_groups), [1.0] * len(self.param_groups)
 
     def _mask_and_compress(self, part):
@@ -80,12 +83,17 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
 
     # ---- a step
 
-    def _meets_next(self):
-        return self._sets.updates_variance(self.steps + 1) or self._syncs(self.steps + 1)
+    def _take_step(self):
+        trained = [p.requires_grad for p in self._params()]
+        if self._sets.is_empty or self._trained is None:
+            self._trained = trained
+        elif trained != self._trained:
+            raise RuntimeError("requires_grad changed between two syncs, while the ranks' models differ: change it back, call synchronize() on all "
+                               "ranks, then change it")
+        return super()._take_step()
 
-    def _syncs(self, t):
-        """Whether step t ends in a sync; one that is due waits while the learning rates have been 0."""
-        return self._sets.syncs_at(t) and (not self._sets.is_empty or any(group["compress"] and group["lr"] > 0 for group in self.param_groups))
+    def _meets_next(self):
+        return self._sets.syncs_at(self.steps + 1)
 
     def _count_step(self):
         super()._count_step()
@@ -100,7 +108,7 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
             self._update_variance(part, self._exact_mean(part, g.clone()))
         g.mul_(part.variance > 0)
         self._accumulate(part, g)
-        if self._syncs(self.steps):
+        if self._sets.syncs_at(self.steps):
             self._average(part)
         else:
             self._go_on(part)
@@ -124,18 +132,18 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         self._move(part, part.momentum, self._rate, lambda group: 1 - float(group["lr"]) * group["weight_decay"])
 
     def _average(self, part):
-        """u <- C-allreduce(u)      m <- u / sum of rates      x <- decay x_sync - u / (sqrt(v_hat) + eps)      u <- 0"""
-        part.allreduce.rounds = self.steps  # so that a compressor's lots follow from the step
-        payload = part.allreduce.compress(Terms(part.layout.views(part.accumulator), [1.0] * len(part.params)))
-        u = part.allreduce.decode(self._runner.submit(part.allreduce.exchange, payload).result())
-        part.allreduce.commit()
+        """m <- C-allreduce(u / sum of rates)      x <- decay x_sync - (sum of rates) m / (sqrt(v_hat) + eps)      u <- 0"""
         for group, span in part.spans:
             if self._rate_sum(group) > 0:
-                part.momentum[span] = u[span] / self._rate_sum(group)
+                part.momentum[span] = part.accumulator[span] / self._rate_sum(group)
+        part.allreduce.rounds = self.steps  # so that a compressor's lots follow from the step
+        payload = part.allreduce.compress(Terms(part.layout.views(part.momentum), [1.0] * len(part.params)))
+        part.momentum.copy_(part.allreduce.decode(self._runner.submit(part.allreduce.exchange, payload).result()))
+        part.allreduce.commit()
         if not self._sets.is_empty:
             for p, anchor in zip(part.params, part.layout.views(part.anchor)):
                 p.copy_(anchor)
-        self._move(part, u, lambda group: 1.0, self._decay)
+        self._move(part, part.momentum, self._rate_sum, self._decay)
         part.accumulator.zero_()
 
     def _move(self, part, direction, rate, decay):
@@ -150,10 +158,9 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
                     part.per_tensor(lambda group: group["eps"] / root(group)))
 
     def _finish_step(self):
-        syncs, rates = self._syncs(self.steps), [rate for rate, group in zip(self._rate_sums, self.param_groups) if group["compress"]]
-        self._sets.took(self.steps, accumulated=any(rates))
-        self._is_synced = syncs and all(rates)
-        if syncs:
+        self._sets.took(self.steps)
+        self._is_synced = self._sets.is_empty
+        if self._is_synced:
             self._begin_path()
 
     # ---- numbers of a group
@@ -179,16 +186,10 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
     # ---- between steps
 
     def _sync(self):
-        """A sync out of turn. Momenta that have gone no way, since the learning rate was 0, are averaged exactly."""
-        waiting = [rate == 0 for rate in self._rate_sums]
+        """A sync out of turn."""
         for part in self._compressed:
-            if not all(waiting):
-                self._average(part)
-            for group, span in part.spans:
-                if waiting[self._index(group)]:
-                    part.momentum[span] = self._exact_mean(part, part.momentum[span].clone())
-        if not all(waiting):
-            self._sets.synced(self.steps)
+            self._average(part)
+        self._sets.synced(self.steps)
         self._begin_path()
         self._is_synced = True
 
@@ -202,8 +203,7 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         if not part.compress:
             return super()._common(part)
         views = part.layout.views
-        starts = part.params if self._sets.is_empty else views(part.anchor)
-        return [{"parameter at the last sync": x, "exp_avg_sq": v} for x, v in zip(starts, views(part.variance))]
+        return [{"parameter at the last sync": x, "exp_avg_sq": v} for x, v in zip(views(part.anchor), views(part.variance))]
 
     def _warn_of_late_gradients(self, late):
         if self.steps >= self._sets.last_update:
@@ -218,6 +218,8 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
     def _take_facts(self, facts):
         super()._take_facts(facts)
         self._variance_steps = facts.get("variance_updates", self.steps)
+        self._sets = StepSets(self._sets.variance_freeze_step, self._sets.variance_update_scaler, self._sets.local_step_scaler,
+                              self._sets.local_step_clipper)
         if "step_sets" in facts:
             self._sets.load_state_dict(facts["step_sets"])
             self._rate_sums, self._decays = list(facts["rate_sums"]), list(facts["decays"])
