@@ -149,7 +149,7 @@ def test_after_a_sync_all_ranks_hold_the_same_bits_and_between_syncs_they_do_not
 
 
 def test_rounds_and_bits_equal_the_count_of_the_step_sets():
-    """Over a whole run: T_u sends one bit an element each way, T_v adds an exact average, any other step sends nothing at all."""
+    """Over a whole run: T_v sends an exact average, the rest of T_u one bit an element each way, any other step nothing at all."""
     steps, n, ranks = 120, 2**18, 4
     sets = {"variance_freeze_step": 30, "variance_update_scaler": 3, "local_step_scaler": 20, "local_step_clipper": 4}
     T_v, T_u = step_sets(steps, **sets)
@@ -168,7 +168,7 @@ def test_rounds_and_bits_equal_the_count_of_the_step_sets():
         share = 2 * (ranks - 1) / ranks * n  # elements that leave a rank in an exact or compressed average
         assert {t + 1 for t, traffic in enumerate(history) if traffic.calls} == T_u
         assert all(traffic.bytes_sent == 0 for t, traffic in enumerate(history) if t + 1 not in T_u)
-        assert total == pytest.approx(share * (len(T_u) / 8 + 4 * len(T_v)), rel=0.02)
+        assert total == pytest.approx(share * (len(T_u - T_v) / 8 + 4 * len(T_v)), rel=0.02)
 
 
 # ---- between steps
@@ -422,3 +422,17 @@ def test_a_change_of_requires_grad_between_two_syncs_is_refused_with_the_remedy(
     for later in range(t, t + 30):
         step(own, later, 0)
     assert torch.equal(before, own.params[0])
+
+
+@pytest.mark.parametrize("small, floor, expected", [(1e-5, 0.0, 1), (1e-5, 1e-3, 0), (0.5, 0.0, 0)])
+def test_a_tiny_variance_is_warned_of_once_and_a_floor_cures_it(small, floor, expected):
+    p = torch.nn.Parameter(torch.zeros(100))
+    optimizer = onebit.ZeroOneAdam([p], lr=1e-3, variance_freeze_step=2, local_step_clipper=1, variance_floor=floor, communicator=Single())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(6):
+            p.grad = torch.ones(100)
+            p.grad[3] = small
+            optimizer.step()
+    assert sum("1 coordinates" in str(w.message) for w in caught) == expected
+    assert (float(p.detach().abs().max()) > 0.05) == bool(expected)

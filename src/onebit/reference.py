@@ -139,7 +139,8 @@ def zero_one_adam(x, gradient, n, gamma, segments, T_v, T_u, beta1=0.9, beta2=0.
 
     Between syncs the workers' parameters and momenta differ: `gradient` gets x [n, d]. While v stays, a worker has moved by
     u / (sqrt(v) + eta), so the average of u over the sum of learning rates gives both the common momentum and, from x_sync on, the common
-    parameters. While the learning rate is 0 the momentum itself is averaged. T_v and T_u are sets of steps, see
+    parameters. While the learning rate is 0 the momentum itself is averaged. A step of T_v takes the mean gradient for m as well, and needs
+    no other message. T_v and T_u are sets of steps, see
     `onebit.optim.intervals.step_sets`: v changes only where u = 0.
     Coordinates with v = 0 take no part. With bias correction, gamma stands for gamma / (1 - beta1^t), and v for v / (1 - beta2^k)
     after k updates.
@@ -151,7 +152,8 @@ def zero_one_adam(x, gradient, n, gamma, segments, T_v, T_u, beta1=0.9, beta2=0.
         g = gradient(t, x)
         g = clip_local(g, max_norm) if t in T_v | T_u else clip_each(g, max_norm)
         if t in T_v:
-            v = beta2 * v + (1 - beta2) * g.mean(0) ** 2
+            g = np.tile(g.mean(0), (n, 1))
+            v = beta2 * v + (1 - beta2) * g[0] ** 2
             k += 1
         active = v > 0
         m = beta1 * m + (1 - beta1) * np.where(active, g, 0.0)
@@ -161,8 +163,11 @@ def zero_one_adam(x, gradient, n, gamma, segments, T_v, T_u, beta1=0.9, beta2=0.
         x = shrink * x - rate * m * scale
         u, gammas, decay = u + rate * m, gammas + rate, decay * shrink
         if t in T_u:
-            z = np.where(gammas > 0, u / np.where(gammas > 0, gammas, 1.0), m)
-            m, delta, delta_bar = compressed_average(z, delta, delta_bar, C, *segments, active)
+            if t in T_v:
+                m = m[0]  # everybody's
+            else:
+                z = np.where(gammas > 0, u / np.where(gammas > 0, gammas, 1.0), m)
+                m, delta, delta_bar = compressed_average(z, delta, delta_bar, C, *segments, active)
             x_sync = decay * x_sync - gammas * m * scale
             x, m, u = np.tile(x_sync, (n, 1)), np.tile(m, (n, 1)), np.zeros_like(u)
             gammas, decay = 0.0, 1.0

@@ -37,15 +37,19 @@ class _Meeting:
         """read(the tensors of all ranks, in rank order), once every rank is in the collective `name`."""
         self.slots[rank] = (name, x)
         self._wait(rank, name, timeout)
+        error, result = None, None
         if len({(other, tensor.shape, tensor.dtype) for other, tensor in self.slots}) > 1:
-            raise RuntimeError(
+            error = RuntimeError(
                 "the ranks met in different collectives: "
                 + ", ".join(f"rank {r} in {other} {list(tensor.shape)}" for r, (other, tensor) in enumerate(self.slots))
                 + ". Every rank must call the same collectives, in the same order, with the same shapes."
             )
-        result = read([tensor for _, tensor in self.slots])
-        # Until all have read, nobody may go on and change what it brought.
+        else:
+            result = read([tensor for _, tensor in self.slots])
+        # Until all have read, nobody may go on and change what it brought: not after an error either, which may be caught.
         self._wait(rank, name, timeout)
+        if error:
+            raise error
         return result
 
     def _wait(self, rank: int, name: str, timeout: float | None) -> None:

@@ -46,8 +46,11 @@ def errors_to_take(facts, kind, rank, size, chunks, reset_errors):
     )
 
 
-def check_state(state_dict, own, kind):
-    """Raise ValueError if a state is not that of an optimizer which keeps the vectors `own`; warn if it decays weights otherwise."""
+def check_state(state_dict, own, options, kind):
+    """Raise ValueError if a state is not of an optimizer that keeps the vectors `own` and whose groups have these `options`.
+
+    Warns if it decays weights otherwise.
+    """
     for entries in state_dict["state"].values():
         found = [name for name, value in entries.items() if value is not None and name not in ("step", *ERRORS)]
         missing = [name for name in own if name not in found]
@@ -55,7 +58,14 @@ def check_state(state_dict, own, kind):
             lack = f"lacks {', '.join(missing)}" if missing else f"{kind} keeps nothing of that kind"
             raise ValueError(f"the state_dict holds {', '.join(found)} for a parameter, and {lack}: it is another optimizer's. Load it into the one "
                              f"that it belongs to, and let {kind} begin without")
+        if "exp_avg_sq" in found and "step" not in entries:
+            raise ValueError("the state_dict holds moments, but not of how many steps, which their bias correction needs: add a \"step\" to each "
+                             "parameter's entries")
     for group in state_dict["param_groups"]:
+        lacking = [name for name in options if name not in group and name != "compress"]
+        if lacking:
+            raise ValueError(f"the state_dict's groups lack {', '.join(lacking)}: it is another optimizer's, whose lr and the like mean something "
+                             f"else. Let {kind} begin without it")
         for option in ("amsgrad", "maximize", "nesterov"):
             if group.get(option):
                 raise ValueError(f"the state_dict was made with {option}=True, which there is not here: begin without its state, or set "

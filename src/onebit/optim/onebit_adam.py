@@ -3,14 +3,10 @@ import copy
 import torch
 
 from ..compression import Sign
-from ..kernels.torch_ops import per_block
-from ..layout import ALIGNMENT
 from .adam import DistributedAdam
 from .options import check_compressor, check_number, describe_compressor, option_names, reject_unknown
+from .small_variance import large_steps, raise_to_floor, small_variance
 from .warmup import FixedSteps, Policy
-
-# Learning rates. Adam's own steps are at most (1 - beta1) / sqrt(1 - beta2) of them, 3.2 at its defaults (Kingma and Ba, section 2.1).
-LARGEST_STEP = 100
 
 
 class OneBitAdam(DistributedAdam):
@@ -121,16 +117,10 @@ class OneBitAdam(DistributedAdam):
                 for group, span in part.spans:
                     part.variance[span] /= 1 - group["betas"][1] ** self._variance_steps
             if self.variance_floor:
-                self._raise_to_floor(part)
+                raise_to_floor(part, self.variance_floor)
         self._variance_is_corrected |= self.bias_correction
         self._mask_and_compress()
         self._warn_of_small_variance()
-
-    def _raise_to_floor(self, part):
-        """v <- max(v, variance_floor * mean of its tensor), in place."""
-        means = part.tensor_sums(part.variance) / self._numels(part)
-        floor = per_block((self.variance_floor * means).to(part.dtype), part.layout.lengths)
-        part.variance.copy_(torch.where(part.layout.real, torch.maximum(part.variance.view(-1, ALIGNMENT), floor).flatten(), 0))
 
     def _mask_and_compress(self):
         """Where v = 0 nothing is sent: v does not change while it is frozen, so the mask follows from it."""
@@ -172,21 +162,9 @@ class OneBitAdam(DistributedAdam):
                        "onebit.VarianceRatio, is safer")
 
     def _warn_of_small_variance(self):
-        """One bit moves every coordinate of a tensor by the same momentum, so one with a tiny variance, such as a rare word's, runs away."""
-        eps = max(group["eps"] for group in self.param_groups)
-        large = 0
-        for part in self._compressed:
-            scales = (part.tensor_sums(part.momentum, square=True) / self._numels(part)).sqrt()
-            steps = per_block(scales, part.layout.lengths) / (part.variance.view(-1, ALIGNMENT).sqrt() + eps)
-            large += int(((steps > LARGEST_STEP) & part.partition.active.view(-1, ALIGNMENT)).sum())
+        large = sum(large_steps(part, max(group["eps"] for group in self.param_groups)) for part in self._compressed)
         if large:
-            self._warn(f"{large} coordinates had so little gradient in the warm-up that each compressed step can move them by more than "
-                       f"{LARGEST_STEP} learning rates: set variance_floor, 1e-3 say, which raises their variance to that fraction of their "
-                       "tensor's mean, or put their tensor in a group with compress=False")
-
-    def _numels(self, part):
-        """Elements of each tensor, at least 1; last the tail."""
-        return torch.tensor([*part.layout.numels, 0], dtype=torch.float64, device=part.device).clamp(min=1)
+            self._warn(small_variance(large))
 
     # ---- checkpoints
 

@@ -40,6 +40,13 @@ def reject_misspelt(group, valid, owner):
             raise TypeError(f"a parameter group of {owner} has no option '{name}': did you mean '{near}'?")
 
 
+def reject_not_of_a_group(group, valid, of_all, owner):
+    """Raise TypeError if a parameter group has an option that only the whole optimizer has: nobody would read it there."""
+    for name in group:
+        if name in of_all and name not in valid:
+            raise TypeError(f"{name} is an option of {owner} as a whole, not of a parameter group: give it to the constructor")
+
+
 def nearest(name, valid, cutoff):
     """The valid name that was perhaps meant, or None."""
     if SYNONYMS.get(name) in valid:

@@ -4,7 +4,7 @@ import torch
 
 from .checkpoint import ParameterState, check_shapes, check_state, errors_to_take, warn_of_lost_errors
 from .flat import FlatState, buckets
-from .options import ONLY_TORCH, check_group, check_tensors, reject_misspelt
+from .options import ONLY_TORCH, check_group, check_tensors, option_names, reject_misspelt, reject_not_of_a_group
 
 
 class FlatOptimizer(torch.optim.Optimizer):
@@ -46,6 +46,7 @@ class FlatOptimizer(torch.optim.Optimizer):
                              "parameters at construction; one with requires_grad=False is left alone until you set it True, before the freeze")
         if isinstance(group, dict):
             reject_misspelt(group, self._group_options, type(self).__name__)
+            reject_not_of_a_group(group, self._group_options, option_names(type(self).__init__), type(self).__name__)
         super().add_param_group(group)
         try:
             check_group(self.param_groups[-1], self._group_options)
@@ -149,7 +150,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         Raises ValueError if the state is another optimizer's, if the errors belong to another rank or world size, or if the groups do not match.
         """
         self._must_be_idle("load_state_dict was called")
-        check_state(state_dict, self.vectors.values(), type(self).__name__)
+        check_state(state_dict, self.vectors.values(), self._group_options, type(self).__name__)
         groups = [dict(group) for group in state_dict["param_groups"]]
         facts = groups[0].pop("onebit", {})
         self._check_kind(facts)
@@ -173,7 +174,10 @@ class FlatOptimizer(torch.optim.Optimizer):
             self._take_errors(part, [saved[p] for p in part.params])
 
     def _check_kind(self, facts):
-        """Raise ValueError if the variance of a checkpoint means something else than this optimizer's."""
+        """Raise ValueError if a checkpoint's state means something else than this optimizer's."""
+        if not facts.get("is_synced", True) and facts["size"] > 1 and facts["kind"] != type(self).__name__:
+            raise ValueError(f"this checkpoint was saved between two syncs, when each rank had a model of its own: load it into "
+                             f"onebit.{facts['kind']}, each rank its own file, call optimizer.synchronize() and save model and state anew")
         frozen = facts.get("variance_is_corrected") or "variance_steps" in facts and facts["holds_errors"]
         if frozen and not self.takes_frozen_variance:
             raise ValueError(f"this checkpoint holds a frozen variance: load it into onebit.{facts.get('kind', 'OneBitAdam')}, and call "

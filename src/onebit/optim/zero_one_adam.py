@@ -1,3 +1,5 @@
+import math
+
 import torch
 
 from ..compression import Sign
@@ -5,7 +7,8 @@ from ..kernels.torch_ops import Terms, apply_moves
 from .adam import DistributedAdam
 from .intervals import StepSets
 from .local import LocalSteps
-from .options import check_compressor, check_whole, describe_compressor, option_names, reject_unknown
+from .options import check_compressor, check_number, check_whole, describe_compressor, option_names, reject_unknown
+from .small_variance import large_steps, raise_to_floor, small_variance
 
 
 class ZeroOneAdam(LocalSteps, DistributedAdam):
@@ -14,7 +17,7 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
     With this rank's gradient g_i, a variance v that is the same on all ranks, and T_v and T_u the steps of
     `onebit.optim.intervals.StepSets`, step t is
 
-        if t in T_v:  v <- beta2 v + (1 - beta2) (mean_i g_i)^2                        exactly averaged
+        if t in T_v:  g_i <- mean_i g_i, exactly;   v <- beta2 v + (1 - beta2) g_i^2
         m_i <- beta1 m_i + (1 - beta1) g_i
         x_i <- (1 - lr weight_decay) x_i - lr m_i / (sqrt(v) + eps)
         u_i <- u_i + lr m_i
@@ -22,9 +25,10 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
                       x_i <- prod(1 - lr weight_decay) x_sync - (sum lr) m / (sqrt(v) + eps);   x_sync <- x_i
 
     sum and product being over the steps since the last sync. While v stays, u is both the way that a rank has gone and, over the sum
-    of learning rates, its mean momentum, so that one message averages both; while the learning rate is 0, m_i itself is sent. Errors are
-    in units of the momentum, as in 1-bit Adam, which this is if v is frozen and every step syncs. The paper's printed algorithm could not
-    be read: the README says where this reconstruction departs from what is known of it.
+    of learning rates, its mean momentum, so that one message averages both; while the learning rate is 0, m_i itself is sent. A step of T_v
+    syncs too, without that message: its gradient is everybody's, and its momentum hence. Errors are in units of the momentum, as in 1-bit
+    Adam, which this is if v is frozen and every step syncs. The paper's printed algorithm could not be read: the README says where this
+    reconstruction departs from what is known of it.
 
     Between syncs the ranks' parameters differ: call `synchronize()`, on all ranks, before evaluation and before saving, before you change
     `requires_grad`, and before you change parameters, which a sync computes from those of the last sync.
@@ -38,6 +42,7 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         variance_update_scaler: kappa; the distance of two updates of the variance doubles after so many.
         local_step_scaler: the distance of two syncs doubles after so many syncs.
         local_step_clipper: H, the largest distance of two syncs. 1: every step syncs.
+        variance_floor: v is at least this fraction of its tensor's mean, so that nothing is masked and nothing runs away; 0: mask.
         compressor: see `onebit.compression`; None: `Sign`.
     """
 
@@ -46,20 +51,24 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
     late_remedy = "Put them in a group with compress=False, choose a later variance_freeze_step, or call restart_warmup(steps)"
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, variance_freeze_step=None, variance_update_scaler=16,
-                 local_step_scaler=32678, local_step_clipper=16, bias_correction=True, max_grad_norm=None, check_finite=True,
-                 compressor=None, communicator=None, **unknown):
+                 local_step_scaler=32678, local_step_clipper=16, variance_floor=0.0, bias_correction=True, max_grad_norm=None,
+                 check_finite=True, compressor=None, communicator=None, **unknown):
         reject_unknown(unknown, option_names(ZeroOneAdam.__init__), type(self).__name__)
         if variance_freeze_step is None:
             raise TypeError("ZeroOneAdam needs variance_freeze_step=, the last step that may update the variance: usually the last step of the "
                             "learning-rate warm-up; math.inf: none is the last")
         self._sets = StepSets(variance_freeze_step, variance_update_scaler, local_step_scaler, local_step_clipper)
+        check_number("variance_floor, a fraction of a tensor's mean variance,", variance_floor, 0)
+        self.variance_floor = variance_floor
         self.compressor = check_compressor(compressor or Sign)
+        self._checked_variance = 0  # _variance_steps when it was last looked at
         self._variance_steps = 0  # how often the variance was updated
         super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
                          check_finite=check_finite, communicator=communicator)
 
     def _describe(self):
-        return f"{super()._describe()}, {self._sets}, {self._sets.state_dict()}, compressor={describe_compressor(self.compressor)}"
+        return (f"{super()._describe()}, {self._sets}, {self._sets.state_dict()}, variance_floor={self.variance_floor}, "
+                f"compressor={describe_compressor(self.compressor)}")
 
     def _build(self, moments):
         super()._build(moments)
@@ -104,10 +113,17 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
 
     def _local_update(self, part, factor):
         g = self._own_gradient(part, factor)
-        if self._sets.updates_variance(self.steps):
-            self._update_variance(part, self._exact_mean(part, g.clone()))
+        updates = self._sets.updates_variance(self.steps)
+        if updates:
+            self._update_variance(part, self._exact_mean(part, g))
         g.mul_(part.variance > 0)
-        self._accumulate(part, g)
+        for group, span in part.spans:
+            part.momentum[span].mul_(group["betas"][0]).add_(g[span] * (1 - group["betas"][0]))
+        if updates:  # every rank has the same momentum
+            self._move(part, part.momentum, self._rate_sum, self._decay)
+            return
+        for group, span in part.spans:
+            part.accumulator[span] += part.momentum[span] * self._rate(group)
         if self._sets.syncs_at(self.steps):
             self._average(part)
         else:
@@ -117,13 +133,9 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         """v <- beta2 v + (1 - beta2) g^2, of the mean gradient g."""
         for group, span in part.spans:
             part.variance[span] = group["betas"][1] * part.variance[span] + (1 - group["betas"][1]) * g[span] ** 2
+        if self.variance_floor:
+            raise_to_floor(part, self.variance_floor)
         self._mask_and_compress(part)
-
-    def _accumulate(self, part, g):
-        """m <- beta1 m + (1 - beta1) g        u <- u + rate m"""
-        for group, span in part.spans:
-            m = part.momentum[span].mul_(group["betas"][0]).add_(g[span] * (1 - group["betas"][0]))
-            part.accumulator[span] += m * self._rate(group)
 
     def _go_on(self, part):
         """x <- (1 - lr weight_decay) x - rate m / (sqrt(v_hat) + eps)"""
@@ -157,7 +169,20 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         apply_moves(part.partition, part.trained(), part.variance, moves, part.per_tensor(decay),
                     part.per_tensor(lambda group: group["eps"] / root(group)))
 
+    def _check_variance(self):
+        """Once after each update of v, when the first compressed momentum has come; warns once."""
+        if self._checked_variance in (self._variance_steps, math.inf):
+            return
+        self._checked_variance = self._variance_steps
+        eps = max(group["eps"] for group in self.param_groups)
+        large = sum(large_steps(part, eps, self._corrections(part, part.groups[0])[1]) for part in self._compressed)
+        if large:
+            self._warn(small_variance(large))
+            self._checked_variance = math.inf
+
     def _finish_step(self):
+        if self._sets.syncs_at(self.steps) and not self._sets.updates_variance(self.steps):
+            self._check_variance()
         self._sets.took(self.steps)
         self._is_synced = self._sets.is_empty
         if self._is_synced:
