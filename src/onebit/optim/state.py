@@ -110,8 +110,8 @@ class FlatOptimizer(torch.optim.Optimizer):
             return
         self._must_be_idle("compress was changed")
         if self._holds_errors:
-            raise ValueError("compress was changed while compression errors are held: it may change in the warm-up of OneBitAdam only. Set it "
-                             "back, call restart_warmup(steps), then change it")
+            way = "Set it back, call restart_warmup(steps), then change it" if self.takes_frozen_variance else "Set it back, or begin a new optimizer"
+            raise ValueError(f"compress was changed while compression errors are held: it may change in the warm-up of OneBitAdam only. {way}")
         self._relayout({p: {name: entries[name] for name in (*self.vectors.values(), *self.numbers)} for p, entries in self.state.items()})
 
     def _relayout(self, moments):
