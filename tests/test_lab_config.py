@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from onebit.lab.options import CONF, composed, wrong_override
 from onebit.lab.run import REFERRED_TO, run_from
-from onebit.lab.schedule import LinearThenDecay, Phase, Plan
+from onebit.lab.schedule import LinearThenDecay, LinearWarmupLinearDecay, Phase, Plan, StepDecay
 from onebit.lab.train import decayed_and_not
 
 NAMES = {group: sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("experiment", "profile", "optimizer", "comm")}
@@ -169,3 +169,33 @@ def test_command_line_errors_are_one_line(tmp_path):
     process = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert process.returncode == 1
     assert process.stderr.splitlines() == ["error: There is no option optimiser. Did you mean optimizer?"]
+
+
+def test_a_stepped_rate_falls_at_the_same_share_of_a_shrunken_run():
+    """x0.1 after 100 of the paper's 200 epochs: 4,900 of 9,800 steps."""
+    paper, short = (StepDecay(peak=1.0, factor=0.1, every=4900, stretch=stretch) for stretch in (1, 7))
+    assert [paper(done) for done in (0, 4899, 4900, 9799)] == pytest.approx([1.0, 1.0, 0.1, 0.1])
+    assert [short(done) for done in (0, 699, 700, 1399)] == pytest.approx([1.0, 1.0, 0.1, 0.1])
+
+
+def test_a_linear_rate_equals_that_of_transformers():
+    from transformers import get_linear_schedule_with_warmup
+
+    for warmup in (0, 3):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+        theirs = get_linear_schedule_with_warmup(optimizer, warmup, 10)
+        ours = LinearWarmupLinearDecay(peak=0.5, warmup=warmup, total=10)
+        for done in range(12):
+            assert theirs.get_last_lr()[0] == pytest.approx(ours(done))
+            optimizer.step()
+            theirs.step()
+
+
+@pytest.mark.parametrize(("schedule", "options"), [
+    (StepDecay, {"peak": 0.0, "factor": 0.1, "every": 10}), (StepDecay, {"peak": 1.0, "factor": "x", "every": 10}),
+    (StepDecay, {"peak": 1.0, "factor": 0.1, "every": 0}), (LinearWarmupLinearDecay, {"peak": 1.0, "warmup": -1, "total": 10}),
+    (LinearWarmupLinearDecay, {"peak": 1.0, "warmup": 10, "total": 10}),
+])
+def test_a_schedule_that_cannot_be_is_refused(schedule, options):
+    with pytest.raises(ValueError, match="of the learning rate must be"):
+        schedule(**options)

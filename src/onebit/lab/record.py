@@ -1,4 +1,4 @@
-"""What a run leaves behind: curve.csv, run.json and, when asked, the same curves in Weights & Biases."""
+"""What a run leaves behind: curve.csv, evaluation.csv, run.json and, when asked, the same in Weights & Biases."""
 
 import csv
 import json
@@ -15,6 +15,8 @@ COLUMNS = (
     "experiment", "profile", "optimizer", "seed", "commit", "step", "samples", "seconds", "loss", "lr", "phase",
     "variance_l1", "variance_l2", "variance_ratio", "bytes_sent", "bytes_received", "calls",
 )  # fmt: skip
+# A row for each metric, if the task is evaluated.
+EVALUATION = (*COLUMNS[:7], "metric", "value")
 VARIANCE = ("variance_l1", "variance_l2", "variance_ratio")
 TRAFFIC = ("bytes_sent", "bytes_received", "calls")
 ROOT = Path(__file__).parents[3]
@@ -87,6 +89,38 @@ def check_folder(config: DictConfig) -> str | None:
     return run["status"]
 
 
+class Table:
+    """A CSV file that grows by rows; there is none before the first."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...]):
+        self.path = path
+        self.columns = columns
+        self.count = 0  # of rows
+        self.file = None
+
+    def start(self, count: int) -> None:
+        """Begin with the first `count` rows of what is there: the others are cut off."""
+        self.count = count
+        if not count:
+            return self.path.unlink(missing_ok=True)
+        partial = self.path.with_name(self.path.name + ".partial")
+        partial.write_text("\n".join(self.path.read_text().splitlines()[: 1 + count]) + "\n")
+        os.replace(partial, self.path)
+
+    def write(self, row: dict) -> None:
+        if self.file is None:
+            self.file = open(self.path, "a", buffering=1, newline="")  # noqa: SIM115, closed in close
+            self.writer = csv.DictWriter(self.file, self.columns, lineterminator="\n")
+            if not self.count:
+                self.writer.writeheader()
+        self.writer.writerow(row)
+        self.count += 1
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
 class Recorder:
     """The records of a run, in `folder`.
 
@@ -100,22 +134,17 @@ class Recorder:
         self.wandb = wandb
         self.facts = {**facts, "commit": commit(), "environment": environment()}
         self.identity = {name: self.facts[name] for name in COLUMNS[:5]}
-        self.count = 0  # of rows
+        self.tables = {name: Table(folder / f"{name}.csv", columns) for name, columns in (("curve", COLUMNS), ("evaluation", EVALUATION))}
         self.norms = {}  # ||v_t||_1 by step t
         self.before = dict.fromkeys((*TRAFFIC, "seconds"), 0)  # of the stretches of the run before this one
 
     def start(self, state: dict | None) -> None:
         """Begin, or go on from `state`: rows after that state are cut off."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        kept = []
         if state is not None:
-            self.count, self.norms, self.before = state["count"], state["norms"], state["before"]
-            kept = (self.folder / "curve.csv").read_text().splitlines()[1 : 1 + self.count]
-        partial = self.folder / "curve.csv.partial"
-        partial.write_text("\n".join([",".join(COLUMNS), *kept]) + "\n")
-        os.replace(partial, self.folder / "curve.csv")
-        self.file = open(self.folder / "curve.csv", "a", buffering=1, newline="")  # noqa: SIM115, closed in finish
-        self.writer = csv.DictWriter(self.file, COLUMNS, lineterminator="\n")
+            self.norms, self.before = state["norms"], state["before"]
+        for name, table in self.tables.items():
+            table.start(state["rows"][name] if state is not None else 0)
         self._write_facts("running", {})
         self.started = time.monotonic()
         self.curves = self._start_wandb()
@@ -132,23 +161,31 @@ class Recorder:
             **self._variance(optimizer, step),
             **self._traffic(optimizer),
         }
-        self.writer.writerow(self.identity | curves)
-        self.count += 1
+        self.tables["curve"].write(self.identity | curves)
         if self.curves is not None:
             self.curves.log(curves, step=step)
+
+    def evaluation(self, metrics: dict[str, float], *, step: int, samples: int) -> None:
+        """Record what the model is worth after `step`."""
+        for metric, value in metrics.items():
+            row = {"step": step, "samples": samples, "metric": metric, "value": float(f"{value:.6g}")}
+            self.tables["evaluation"].write(self.identity | row)
+        if self.curves is not None:
+            self.curves.log(metrics, step=step)
 
     def finish(self, status: str, step: int, optimizer) -> None:
         """status: finished or diverged."""
         final = {"step": step, "skipped_steps": step - optimizer.steps, "seconds": round(self._seconds(), 3)}
         self._write_facts(status, final | self._traffic(optimizer))
-        self.file.close()
+        for table in self.tables.values():
+            table.close()
         if self.curves is not None:
             self.curves.summary["status"] = status
             self.curves.finish()
 
     def state_dict(self, optimizer) -> dict:
         before = self._traffic(optimizer) | {"seconds": self._seconds()}
-        return {"count": self.count, "norms": self.norms, "before": before}
+        return {"rows": {name: table.count for name, table in self.tables.items()}, "norms": self.norms, "before": before}
 
     def _variance(self, optimizer, step: int) -> dict:
         """The norms of the variance, and its change over its memory; nothing for an optimizer that has none."""

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from onebit.comm import Single
 from onebit.lab.precision import DTYPES
 from onebit.lab.schedule import Phase
+from onebit.lab.tasks import Task
 
 # Options that only other options read, as ${...}.
 REFERRED_TO = ("beta2", "cache", "data_root", "lr", "max_grad_norm", "micro_batch", "scale", "warmup_steps", "workers")
@@ -25,7 +26,7 @@ class Run:
     profile: str
     method: str
     seed: int
-    task: object
+    task: Task
     phases: dict[str, Phase]
     batch: int
     precision: str
@@ -34,6 +35,7 @@ class Run:
     comm: object
     record_every: int
     checkpoint_every: int
+    evaluate_every: int | None
     output: str
     resume: bool
     overwrite: bool
@@ -48,6 +50,7 @@ class Run:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be a whole number, at least {least}, not {value!r}.")
+        self._check_evaluation()
         if self.window and self.window % self.record_every:
             raise ValueError(
                 f"record_every={self.record_every} does not divide 1 / (1 - beta2) = {self.window} steps, over which the ratio of the variance is "
@@ -60,6 +63,19 @@ class Run:
         with torch.device("meta"):
             self.task.model()
         self.optimizer([torch.nn.Parameter(torch.empty(1))], lr=1.0, communicator=Single())  # it checks its own options
+
+    def _check_evaluation(self) -> None:
+        every = self.evaluate_every
+        if every is None:
+            return
+        if not isinstance(every, int) or every < 1 or every % self.record_every:
+            raise ValueError(f"evaluate_every must be a multiple of record_every={self.record_every}, or null, not {every!r}.")
+        if not self.task.evaluates:
+            raise ValueError(f"{type(self.task).__name__} has nothing to evaluate: leave evaluate_every at null.")
+
+    def evaluates_at(self, step: int, last: int) -> bool:
+        """Whether the model is evaluated after this step."""
+        return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == last)
 
     @property
     def folder(self) -> Path:

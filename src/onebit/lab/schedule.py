@@ -1,7 +1,7 @@
 """What changes during a run: the sequence length and the learning rate."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,7 @@ class LinearThenDecay:
     stretch: float = 1
 
     def __post_init__(self):
-        for name in ("peak", "warmup", "decay", "every", "stretch"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not value > 0:
-                raise ValueError(f"{name} of the learning rate must be a number above 0, not {value!r}.")
+        _require_positive(self)
 
     def __call__(self, steps_done: int) -> float:
         """The learning rate of the step after `steps_done`."""
@@ -34,18 +31,74 @@ class LinearThenDecay:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A part of a run at one sequence length.
+class StepDecay:
+    """The learning rate of the paper's ResNet runs: `peak`, times `factor` every `every` steps.
 
-    length: tokens of an example. steps: of the optimizer. warmup: T_w, those of them before the variance is frozen.
-    micro_batch: how many examples a worker computes at once, at most. lr: a function of the steps done in this phase.
+        lr = peak * factor^floor(s / every)        s = stretch * (steps done before)
+
+    In a shrunken run the rate falls every `every / stretch` steps.
     """
 
-    length: int
+    peak: float
+    factor: float
+    every: int
+    stretch: float = 1
+
+    def __post_init__(self):
+        _require_positive(self)
+
+    def __call__(self, steps_done: int) -> float:
+        """The learning rate of the step after `steps_done`."""
+        return self.peak * self.factor ** (self.stretch * steps_done // self.every)
+
+
+@dataclass(frozen=True)
+class LinearWarmupLinearDecay:
+    """The learning rate of fine-tuning: linear to `peak` in the first `warmup` steps, then linear to 0 at step `total`.
+
+        lr = peak * s / warmup                          s < warmup
+             peak * (total - s) / (total - warmup)      else; 0 from s = total on        s = stretch * (steps done before)
+
+    So the first step after the warm-up has the peak. warmup may be 0.
+    """
+
+    peak: float
+    warmup: int
+    total: int
+    stretch: float = 1
+
+    def __post_init__(self):
+        _require_positive(self, may_be_zero="warmup")
+        if self.warmup >= self.total:
+            raise ValueError(f"warmup={self.warmup} of the learning rate must be below total={self.total}.")
+
+    def __call__(self, steps_done: int) -> float:
+        """The learning rate of the step after `steps_done`."""
+        s = self.stretch * steps_done
+        return self.peak * (s / self.warmup if s < self.warmup else max(0, self.total - s) / (self.total - self.warmup))
+
+
+def _require_positive(schedule, may_be_zero: str = "") -> None:
+    for field in fields(schedule):
+        value = getattr(schedule, field.name)
+        if not isinstance(value, (int, float)) or not (value > 0 or value == 0 and field.name == may_be_zero):
+            raise ValueError(f"{field.name} of the learning rate must be a number above 0, not {value!r}.")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run: with one schedule, and one sequence length if there is one.
+
+    steps: of the optimizer. warmup: T_w, those of them before the variance is frozen.
+    micro_batch: how many examples a worker computes at once, at most. lr: a function of the steps done in this phase.
+    length: tokens of an example; 1 where an example has no length.
+    """
+
     steps: int
     warmup: int
     micro_batch: int
     lr: Callable[[int], float]
+    length: int = 1
 
     def __post_init__(self):
         for name in ("length", "steps", "warmup", "micro_batch"):

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from onebit.comm import Communicator
 from onebit.lab.checkpoint import Checkpoints
+from onebit.lab.evaluate import mean_model
 from onebit.lab.launch import WorkerError, hold
 from onebit.lab.options import CONF, wrong_override
 from onebit.lab.precision import DTYPES, LossScale
@@ -88,11 +89,25 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
         bar.update()
         if diverged:
             break
+        if run.evaluates_at(done, plan.steps):
+            evaluate(run, model, communicator, turn, recorder, done)
         if run.checkpoint_every and (done % run.checkpoint_every == 0 or done == plan.steps):
             checkpoints.save(done, state_of(parts, done, recorder))
     bar.close()
     if recorder:
         recorder.finish("diverged" if diverged else "finished", done, optimizer)
+
+
+def evaluate(run: Run, model: torch.nn.Module, communicator: Communicator, turn: AbstractContextManager, recorder: Recorder | None, step: int) -> None:
+    """Record how good the mean of the workers' models is.
+
+    Rank 0 evaluates alone. The others go on and wait for it in the next collective, for as long as the launcher lets them (`launch.TIMEOUT`).
+    """
+    averaged = mean_model(model, communicator)
+    if recorder:
+        with turn:
+            metrics = run.task.evaluate(averaged.eval(), next(averaged.parameters()).device)
+        recorder.evaluation(metrics, step=step, samples=step * run.batch)
 
 
 def begin(run: Run, parts: dict, checkpoints: Checkpoints, recorder: Recorder | None) -> int:

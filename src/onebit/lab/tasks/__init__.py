@@ -1,12 +1,43 @@
-"""What is trained: model, data and loss, chosen in the config by `_target_`.
+"""What is trained: model, data and loss, chosen in the config by `_target_`."""
 
-A task has these methods; the training loop (`onebit.lab.train`) asks for nothing else:
+from abc import ABC, abstractmethod
 
-    model()                                       a new torch module; its weights follow from torch's random state
-    batch(seed, step, rank, micro, size, length)  a dict of tensors on the CPU: a pure function of its arguments
-    loss(model, batch)                            a scalar tensor, the mean over the batch
-    prepare()                                     fetch and cache the data; RuntimeError, with the remedy, if it is not to be had
-    description()                                 a few facts for run.json
+import torch
+from torch import Tensor, nn
 
-Making a task loads nothing, so that a configuration can be looked at where its data is not.
-"""
+
+class Task(ABC):
+    """A model with its data. The training loop (`onebit.lab.train`) asks for nothing else.
+
+    Making a task loads nothing, so that a configuration can be looked at where its data is not.
+    """
+
+    evaluates = False  # whether `evaluate` is there
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A new torch module; its weights follow from torch's random state."""
+
+    @abstractmethod
+    def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, Tensor]:
+        """`size` examples, this worker's part of a step's batch, on the CPU: a pure function of its arguments. length: see `Phase`."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """A scalar, the mean over the batch."""
+
+    def prepare(self) -> None:
+        """Fetch and cache the data. RuntimeError, with the remedy, if it is not to be had."""
+
+    def description(self) -> dict:
+        """A few facts for run.json. `summary`, if it is there, is what a figure's caption says of model and data."""
+        return {}
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        """Metrics of the model on data that it was not trained on: {name: value}. It may leave the model in evaluation mode."""
+        raise NotImplementedError
+
+    def flop(self, length: int) -> float:
+        """Floating-point operations that an example takes, forward and backward: 6 for each parameter and token."""
+        with torch.device("meta"):
+            return 6 * length * sum(parameter.numel() for parameter in self.model().parameters())

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForPreTraining
 
+from onebit.lab.tasks import Task
 from onebit.lab.tasks.corpus import Corpus, load_corpus
 from onebit.lab.tasks.tokenizer import CLS, MASK, PAD, SEP
 
@@ -15,7 +16,7 @@ KEPT, RANDOM = 0.1, 0.1  # of the masked words; the other 80 % are replaced by [
 IGNORED = -100  # the label that the loss leaves out
 
 
-class BertPretraining:
+class BertPretraining(Task):
     """Devlin et al. 2019: [CLS] A [SEP] B [SEP], where B follows A in its document or, half of the time, comes from another.
 
     15 % of the words are to be guessed; of these 80 % are masked, 10 % replaced by a random piece, 10 % left as they are.
