@@ -20,7 +20,11 @@ REFERRED_TO = ("beta2", "cache", "data_root", "lr", "max_grad_norm", "micro_batc
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The options of conf/config.yaml, which says what they are, as objects; `config` is all of them as plain values."""
+    """The options of conf/config.yaml, which says what they are, as objects; `config` is all of them as plain values.
+
+    evaluate_every: steps from one evaluation to the next, the last of which comes at the end; the scale of a task that can be
+        evaluated sets it. None: never.
+    """
 
     experiment: str
     profile: str
@@ -35,13 +39,13 @@ class Run:
     comm: object
     record_every: int
     checkpoint_every: int
-    evaluate_every: int | None
     output: str
     resume: bool
     overwrite: bool
     wandb: str
     progress: bool
     config: dict
+    evaluate_every: int | None = None
 
     def __post_init__(self):
         _require_one_of("precision", self.precision, DTYPES)

@@ -90,7 +90,7 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
         if diverged:
             break
         if run.evaluates_at(done, plan.steps):
-            evaluate(run, model, communicator, turn, recorder, done)
+            evaluate(run, model, communicator, turn, recorder, step=done)
         if run.checkpoint_every and (done % run.checkpoint_every == 0 or done == plan.steps):
             checkpoints.save(done, state_of(parts, done, recorder))
     bar.close()
@@ -98,7 +98,9 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
         recorder.finish("diverged" if diverged else "finished", done, optimizer)
 
 
-def evaluate(run: Run, model: torch.nn.Module, communicator: Communicator, turn: AbstractContextManager, recorder: Recorder | None, step: int) -> None:
+def evaluate(
+    run: Run, model: torch.nn.Module, communicator: Communicator, turn: AbstractContextManager, recorder: Recorder | None, *, step: int
+) -> None:
     """Record how good the mean of the workers' models is.
 
     Rank 0 evaluates alone. The others go on and wait for it in the next collective, for as long as the launcher lets them (`launch.TIMEOUT`).

@@ -26,7 +26,7 @@ class Task(ABC):
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """A scalar, the mean over the batch."""
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027, a task without data need not have it
         """Fetch and cache the data. RuntimeError, with the remedy, if it is not to be had."""
 
     def description(self) -> dict:

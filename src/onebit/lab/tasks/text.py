@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from onebit.lab.data import HubRows
+
 # Not documentation, or not in every distribution of Python.
 LEFT_OUT = {
     "__pycache__", "dist-packages", "ensurepip", "idlelib", "lib2to3", "lib-dynload", "pydoc_data", "site-packages",
@@ -46,67 +48,23 @@ def _docstrings(path: Path) -> str:
     return "\n\n".join(filter(None, found))
 
 
-class HubText:
-    """Rows with a `text` column, from the Hugging Face hub or from a file of the same schema.
+class HubText(HubRows):
+    """Rows with a `text` column, see `HubRows`.
 
-    name: what the data set is called in `data_root`: DIR/<name>/<split>.parquet is read instead of the hub, if
-        data_root is set.
-    path, config: the hub's id, and the configuration there.
     rows: how many rows make a document; 1 where a row is an article, more where it is a sentence.
-
-    Raises RuntimeError, with the command that fetches it, if the data is not there.
     """
 
-    def __init__(self, *, name: str, path: str, split: str, data_root: str | None, config: str | None = None, rows: int = 1):
-        self.name = name
-        self.path = path
-        self.config = config
-        self.split = split
+    def __init__(self, *, rows: int = 1, **options):
+        super().__init__(**options)
         self.rows = rows
-        self.file = Path(data_root).expanduser() / name / f"{split}.parquet" if data_root else None
 
     def fingerprint(self) -> str:
-        if self.file is None:
-            return f"{self.path} {self.config} {self.split} {self.rows}"
-        self._require_file()
-        stat = self.file.stat()
-        return f"{self.file.resolve()} {stat.st_size} {stat.st_mtime_ns} {self.rows}"
+        return f"{super().fingerprint()} {self.rows}"
 
     def documents(self) -> Iterator[str]:
-        texts = (row["text"] or "" for row in self._load())
+        texts = (row["text"] or "" for row in self.load("text"))
         while document := "\n\n".join(islice(texts, self.rows)):
             yield document
-
-    def _load(self):
-        from datasets import load_dataset
-
-        if self.file is not None:
-            self._require_file()
-            dataset = load_dataset("parquet", data_files=str(self.file), split="train")
-        else:
-            try:
-                dataset = load_dataset(self.path, self.config, split=self.split)
-            except (OSError, ValueError) as error:  # no connection, no such data set; offline and nothing in the cache
-                raise RuntimeError(
-                    f"The data set {self.path} is not here and could not be fetched ({type(error).__name__}: {error}).\n"
-                    f"Fetch it on a machine with a network:\n    {self._fetch('')}\n"
-                    f"or give data_root=DIR (ONEBIT_DATA_ROOT) with DIR/{self.name}/{self.split}.parquet of the same schema."
-                ) from error
-        if "text" not in dataset.column_names:
-            raise RuntimeError(f"{self.file or self.path} has the columns {', '.join(dataset.column_names)}, and must have one named text.")
-        return dataset.select_columns("text")
-
-    def _require_file(self) -> None:
-        if not self.file.exists():
-            raise RuntimeError(
-                f"{self.file} does not exist. It has the schema of {self.path}; fetch it with\n    "
-                f"{self._fetch(f'.to_parquet({str(self.file)!r})')}\n"
-                "or leave data_root (ONEBIT_DATA_ROOT) unset to use the hub."
-            )
-
-    def _fetch(self, then: str) -> str:
-        arguments = ", ".join(repr(part) for part in (self.path, self.config) if part)
-        return f"""python -c "from datasets import load_dataset; load_dataset({arguments}, split={self.split!r}){then}\""""
 
 
 class Texts:

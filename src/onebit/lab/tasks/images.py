@@ -1,0 +1,151 @@
+"""Image classification: the paper's ResNet-18 on CIFAR-10, and smaller ones of its kind."""
+
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.models.resnet import BasicBlock
+
+from onebit.lab.tasks import Task
+from onebit.lab.tasks.pictures import Pictures, load_pictures
+
+
+class ResNet(nn.Module):
+    """The residual network of He et al. 2016 for small images, of torchvision's BasicBlocks.
+
+    A 3x3 convolution to `width` channels, then stages of blocks, each stage but the first with half the resolution and twice the
+    channels, then the mean over the image and a linear layer. ResNet-18, behind the stem that is usual for CIFAR-10 (no stride, no
+    max-pool): width 64, blocks 2, 2, 2, 2. Convolutions begin as He et al. 2015 say (fan-out), as torchvision's do.
+    """
+
+    def __init__(self, *, width: int, blocks: list[int], classes: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        stages, channels = [], width
+        for stage, count in enumerate(blocks):
+            stages.append(self._stage(channels, width << stage, count, stride=2 if stage else 1))
+            channels = width << stage
+        self.stages = nn.Sequential(*stages)
+        self.fc = nn.Linear(channels, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    @staticmethod
+    def _stage(before: int, channels: int, count: int, stride: int) -> nn.Sequential:
+        shortcut = None
+        if before != channels:
+            shortcut = nn.Sequential(nn.Conv2d(before, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
+        return nn.Sequential(BasicBlock(before, channels, stride, shortcut), *(BasicBlock(channels, channels) for _ in range(count - 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.bn1(self.conv1(x)))
+        return self.fc(self.stages(x).mean((2, 3)))
+
+
+class ImageClassification(Task):
+    """Small images with labels; the loss is the mean cross-entropy, in nats, the metric `test_accuracy`, in %.
+
+    An epoch is a permutation of the training images, a function of (seed, epoch); the workers take disjoint parts of each step's batch,
+    so that in an epoch each image is seen once. Each is shifted by up to an eighth of its side (4 pixels of 32, zeros move in) and
+    mirrored half of the time, as usual for CIFAR-10, and normalised by the mean and standard deviation of each channel.
+
+    model: keywords of `ResNet`, but `classes`.
+    train, test: members of `tasks.pictures`.
+    batch: samples of a step, of all workers.
+    size: the side of an image, in pixels, to which it is scaled down if it is larger.
+    subset: how many training images there are, the first ones; None: all.
+    test_subset: the same of the images that are evaluated.
+    cache: the folder for the decoded images; it may be deleted at any time.
+    """
+
+    evaluates = True
+
+    def __init__(self, *, model: dict, train, test, batch: int, size: int, cache: str, subset: int | None = None, test_subset: int | None = None):
+        self.model_config = dict(model)
+        self.sources = {"train": (train, subset), "test": (test, test_subset)}
+        self.step_batch = batch
+        self.size = size
+        self.cache = Path(cache).expanduser()
+
+    def model(self) -> nn.Module:
+        return ResNet(**self.model_config)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return functional.cross_entropy(model(batch["images"]), batch["labels"])
+
+    def flop(self, length: int) -> float:
+        """Counted for one image, times 3: the backward pass is twice the forward pass."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            self.model().eval()(torch.empty(1, 3, self.size, self.size))
+        return 3 * counter.get_total_flops()
+
+    def prepare(self) -> None:
+        for pictures in (self.train, self.test):
+            if pictures.classes > self.model_config["classes"]:
+                raise ValueError(f"{pictures.source} has {pictures.classes} classes: set task.model.classes={pictures.classes}.")
+
+    def description(self) -> dict:
+        stages, width = len(self.model_config["blocks"]), self.model_config["width"]
+        network = "ResNet-18" if (width, list(self.model_config["blocks"])) == (64, [2] * 4) else f"ResNet of {stages} stages, {width} to {width << stages - 1} wide"
+        return {
+            "data": {name: pictures.description() for name, pictures in (("train", self.train), ("test", self.test))},
+            "summary": f"{network}, {len(self.train.labels):,} images of {self.train.title}, {self.size}x{self.size} pixels",
+        }
+
+    @cached_property
+    def train(self) -> Pictures:
+        return self._load("train")
+
+    @cached_property
+    def test(self) -> Pictures:
+        return self._load("test")
+
+    def _load(self, name: str) -> Pictures:
+        source, count = self.sources[name]
+        return load_pictures(source, self.size, self.cache).first(count)
+
+    def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, Tensor]:
+        place = step * self.step_batch + rank * size + np.arange(size)
+        epochs, within = np.divmod(place, len(self.train.labels))
+        chosen = np.empty(size, np.int64)
+        for epoch in np.unique(epochs):
+            chosen[epochs == epoch] = _permutation(seed, int(epoch), len(self.train.labels))[within[epochs == epoch]]
+        images = moved(self.train.images[chosen], np.random.default_rng([seed, step, rank]))
+        return {"images": self._normalised(images), "labels": torch.from_numpy(self.train.labels[chosen])}
+
+    def _normalised(self, images: np.ndarray) -> Tensor:
+        """uint8 [n, side, side, 3] -> float32 [n, 3, side, side]."""
+        normalised = (images.astype(np.float32) - self.train.mean) / self.train.deviation
+        return torch.from_numpy(normalised.transpose(0, 3, 1, 2).copy())
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        model.eval()
+        right, labels = 0, torch.from_numpy(self.test.labels)
+        for start in range(0, len(labels), 500):
+            part = slice(start, start + 500)
+            right += int((model(self._normalised(self.test.images[part]).to(device)).argmax(1).cpu() == labels[part]).sum())
+        return {"test_accuracy": 100 * right / len(labels)}
+
+
+@lru_cache(maxsize=4)
+def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,))).permutation(count)
+
+
+def moved(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Each image shifted by up to an eighth of its side, either way, with zeros where it leaves, and mirrored half of the time."""
+    count, side = images.shape[:2]
+    pad = side // 8
+    padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    top, left = random.integers(0, 2 * pad + 1, (2, count, 1))
+    along = np.arange(side)
+    columns = np.where(random.random((count, 1)) < 0.5, along[::-1], along) + left
+    return padded[np.arange(count)[:, None, None], (along + top)[:, :, None], columns[:, None, :]]

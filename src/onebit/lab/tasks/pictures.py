@@ -1,0 +1,144 @@
+"""Where the images come from. A source yields (image, label), the image as uint8 [height, width, 3]; they are decoded once, to disk."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from filelock import FileLock
+from torch.nn import functional
+
+from onebit.lab.data import HubRows
+
+FORMAT = 1  # part of the cache's key: raise it when what is stored changes
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Decoded images of one size.
+
+    images: uint8 [n, side, side, 3]. labels: int64 [n].
+    mean, deviation: float32 [3], of each channel, over all images of the split.
+    source, title: where they come from, for run.json and for captions.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray
+    source: str
+    title: str
+
+    @property
+    def classes(self) -> int:
+        return int(self.labels.max()) + 1
+
+    def first(self, count: int | None) -> "Pictures":
+        if count is not None and not 1 <= count <= len(self.labels):
+            raise ValueError(f"{self.source} has {len(self.labels)} images: choose a subset from 1 to as many, not {count}.")
+        return replace(self, images=self.images[:count], labels=self.labels[:count])
+
+    def description(self) -> dict:
+        digest = hashlib.sha256(np.ascontiguousarray(self.images))
+        digest.update(self.labels.tobytes())
+        return {"source": self.source, "images": len(self.labels), "sha256": digest.hexdigest()}
+
+
+class HubImages(HubRows):
+    """Rows with an image and a label, see `HubRows`.
+
+    image, label: the names of the columns.
+    title: what a caption calls the data. "(JPEG)" is added to it if the images are stored so, which loses something.
+    """
+
+    def __init__(self, *, image: str, label: str, title: str, **options):
+        super().__init__(**options)
+        self.image, self.label = image, label
+        self.plain_title = title
+
+    def fingerprint(self) -> str:
+        return f"{super().fingerprint()} {self.image} {self.label}"
+
+    def pictures(self) -> Iterator[tuple[np.ndarray, int]]:
+        for row in self._rows():
+            yield np.asarray(row[self.image].convert("RGB")), row[self.label]
+
+    @property
+    def title(self) -> str:
+        compressed = self._rows()[0][self.image].format == "JPEG"
+        return self.plain_title + " (JPEG)" * compressed
+
+    def _rows(self):
+        from datasets import Image
+
+        return self.load(self.image, self.label).cast_column(self.image, Image())
+
+
+class Gratings:
+    """Made-up images that need no network: stripes whose direction is the class, in random colours, phases and widths, under noise.
+
+    count: how many. seed: another one gives other images of the same kind.
+    """
+
+    title = source = "made-up gratings"
+
+    def __init__(self, *, count: int, side: int, seed: int, classes: int = 10):
+        self.count, self.side, self.seed, self.classes = count, side, seed, classes
+
+    def fingerprint(self) -> str:
+        return f"gratings {self.count} {self.side} {self.seed} {self.classes}"
+
+    def pictures(self) -> Iterator[tuple[np.ndarray, int]]:
+        random = np.random.default_rng(self.seed)
+        y, x = np.mgrid[: self.side, : self.side] / self.side
+        for number in range(self.count):
+            label = number % self.classes
+            angle = np.pi * label / self.classes
+            wave = np.sin(2 * np.pi * (random.uniform(2, 4) * (x * np.cos(angle) + y * np.sin(angle)) + random.random()))
+            image = 128 + 60 * wave[:, :, None] * random.uniform(-1, 1, 3) + 20 * random.normal(size=(self.side, self.side, 3))
+            yield np.clip(image, 0, 255).astype(np.uint8), label
+
+
+def load_pictures(source, size: int, cache: Path) -> Pictures:
+    """The images of `source`, `size` pixels a side, from `cache`, or decoded into it: by one process, while the others wait."""
+    key = hashlib.sha256(f"{FORMAT}|{source.fingerprint()}|{size}".encode()).hexdigest()[:16]
+    folder = cache / f"images-{key}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            _build(source, size, folder)
+    about = json.loads((folder / "about.json").read_text())
+    images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
+    return Pictures(images, np.array(labels), *(np.float32(about.pop(name)) for name in ("mean", "deviation")), **about)
+
+
+def _build(source, size: int, folder: Path) -> None:
+    partial = folder.with_suffix(".partial")  # left by a process that was killed, perhaps
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    found = [(_square(image, size), label) for image, label in source.pictures()]
+    images, labels = np.stack([image for image, _ in found]), np.array([label for _, label in found], np.int64)
+    # Of the 256 levels of each channel there are so many: the pixels themselves as floating-point numbers would fill the memory.
+    share = np.stack([np.bincount(images[..., channel].ravel(), minlength=256) for channel in range(3)]) / images[..., 0].size
+    mean = share @ np.arange(256)
+    deviation = np.sqrt(share @ np.arange(256) ** 2 - mean**2)
+    about = {"mean": mean.tolist(), "deviation": deviation.tolist(), "source": source.source, "title": source.title}
+    np.save(partial / "images.npy", images)
+    np.save(partial / "labels.npy", labels)
+    (partial / "about.json").write_text(json.dumps(about))
+    partial.rename(folder)
+
+
+def _square(image: np.ndarray, size: int) -> np.ndarray:
+    """Scaled down to `size` pixels a side by averaging."""
+    height, width = image.shape[:2]
+    if (height, width) == (size, size):
+        return image
+    if height != width or height % size:
+        raise ValueError(f"an image of {width}x{height} pixels cannot be averaged to {size}x{size}: choose a size that divides both")
+    blocks = torch.from_numpy(image).permute(2, 0, 1).float()[None]
+    return functional.avg_pool2d(blocks, height // size)[0].round().byte().permute(1, 2, 0).numpy()
