@@ -92,12 +92,17 @@ class ImageClassification(Task):
                 raise ValueError(f"{pictures.source} has {pictures.classes} classes: set task.model.classes={pictures.classes}.")
 
     def description(self) -> dict:
-        stages, width = len(self.model_config["blocks"]), self.model_config["width"]
-        network = "ResNet-18" if (width, list(self.model_config["blocks"])) == (64, [2] * 4) else f"ResNet of {stages} stages, {width} to {width << stages - 1} wide"
         return {
             "data": {name: pictures.description() for name, pictures in (("train", self.train), ("test", self.test))},
-            "summary": f"{network}, {len(self.train.labels):,} images of {self.train.title}, {self.size}x{self.size} pixels",
+            "summary": f"{self.network}, {len(self.train.labels):,} images of {self.train.title}, {self.size}x{self.size} pixels",
         }
+
+    @property
+    def network(self) -> str:
+        width, blocks = self.model_config["width"], self.model_config["blocks"]
+        if (width, list(blocks)) == (64, [2, 2, 2, 2]):
+            return "ResNet-18"
+        return f"ResNet of {len(blocks)} stages, {width} to {width << len(blocks) - 1} wide"
 
     @cached_property
     def train(self) -> Pictures:

@@ -140,5 +140,5 @@ def _square(image: np.ndarray, size: int) -> np.ndarray:
         return image
     if height != width or height % size:
         raise ValueError(f"an image of {width}x{height} pixels cannot be averaged to {size}x{size}: choose a size that divides both")
-    blocks = torch.from_numpy(image).permute(2, 0, 1).float()[None]
+    blocks = torch.from_numpy(image.copy()).permute(2, 0, 1).float()[None]
     return functional.avg_pool2d(blocks, height // size)[0].round().byte().permute(1, 2, 0).numpy()
