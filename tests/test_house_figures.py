@@ -2,6 +2,7 @@
 
 import re
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import synthetic
@@ -10,13 +11,22 @@ from matplotlib.colors import to_hex
 from onebit.lab import figures, results
 from onebit.lab.record import ROOT
 
+OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
 NAMES = sorted(path.stem for path in (ROOT / "experiments").glob("figure_*.py"))
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    """No figure stays open."""
+    yield
+    plt.close("all")
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     path = tmp_path_factory.mktemp("results")
     synthetic.write_all(path)
+    synthetic.write_images(path)
     return path
 
 
@@ -56,9 +66,23 @@ def test_an_optimizer_looks_the_same_in_every_panel(name, root):
                     assert (to_hex(line.get_color()).upper(), line.get_linestyle()) == (colour, style)
 
 
-def test_looks_differ_in_colour_line_and_marker():
-    for i in range(4):
-        assert len({look[i] for look in figures.LOOKS.values()}) == len(figures.LOOKS)
+def test_looks_differ_in_line_and_marker_and_in_each_figure_in_colour():
+    labels, colours, lines, markers = zip(*figures.LOOKS.values(), strict=True)
+    assert len(set(labels)) == len(set(zip(lines, markers, strict=True))) == len(labels)
+    assert set(colours) <= OKABE_ITO
+    for name in NAMES:
+        optimizers = figures.load_figure(name).OPTIMIZERS
+        assert len({figures.LOOKS[optimizer][1] for optimizer in optimizers}) == len(optimizers), name
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if figures.load_figure(name).EXPERIMENT == "figure_06"])
+def test_loss_and_accuracy_are_drawn_ours_and_the_papers(name, root):
+    module, drawing = drawn(name, root)
+    number = int(name.split("_")[1])
+    assert [axes.get_title() for axes in drawing.axes] == ["Ours", "Ours", f"The paper's Figure {number}a", f"The paper's Figure {number}b"]
+    assert [axes.get_ylabel() for axes in drawing.axes] == 2 * ["training loss", "test accuracy (%)"]
+    ends = [line.get_ydata()[-1] for line in drawing.axes[1].lines]
+    assert ends == pytest.approx([100 - synthetic.ERRORS[optimizer] * 40.2 for optimizer in module.OPTIMIZERS])
 
 
 def test_a_curve_is_the_mean_over_seeds_of_blocks_of_steps_with_the_range_as_its_band():
@@ -100,6 +124,14 @@ def test_the_caption_says_what_was_run_and_what_the_paper_ran(root):
     text = figures.caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
     for part in ("n = 3 seeds", "4 workers", "32 samples a step", "a point averages 1% of the steps", "200 steps", "T_w = 40",
                  "BERT-Large (24 layers, 1024 wide", "4,096", "152,000", "23,000"):
+        assert part in text
+
+
+def test_the_caption_of_images_says_what_was_run_and_what_is_evaluated(root):
+    records = results.load_records(root, "figure_06", "laptop")
+    text = figures.caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
+    for part in ("a small ResNet, 4 workers", "64 samples a step", "mean of the workers' models on 10,000 test images",
+                 "ResNet-18 on CIFAR-10 (all 50,000 training images, 8 workers), 1,024 samples a step, 9,800 steps, T_w = 637"):
         assert part in text
 
 

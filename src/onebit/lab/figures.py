@@ -1,4 +1,4 @@
-"""What all figures share: one look per optimizer, curves with their spread, the paper's panel, captions, files.
+"""What all figures share: curves with their spread, the paper's panel, captions, files.
 
 A figure is a file experiments/figure_NN.py with EXPERIMENT, OPTIMIZERS and plot(rows); see `main`.
 """
@@ -18,24 +18,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .looks import LOOKS, PAPER_NAMES, look
 from .record import ROOT
-from .results import PROFILES, RESULTS, load_records, load_rows, paper_curve, paper_note, paper_number, require_alike
+from .results import PROFILES, RESULTS, load_records, load_rows, paper_curve, paper_curves, paper_note, paper_number, require_alike
 
-# Okabe and Ito's palette; with the line styles a curve is known without its colour.
-LOOKS = {
-    "adam": ("Adam", "#0072B2", "-", "o"),
-    "onebit_adam": ("1-bit Adam", "#D55E00", "--", "s"),
-    "onebit_adam_32bit": ("1-bit Adam (32 bits)", "#009E73", "-.", "^"),
-    "naive_onebit_adam": ("Adam (1-bit naive)", "#CC79A7", ":", "D"),
-}
-# The names that the paper gives to the same optimizers.
-PAPER_NAMES = {
-    "Adam": "adam",
-    "variance norm (vanilla Adam)": "adam",
-    "1-bit Adam": "onebit_adam",
-    "1-bit Adam (32-bits)": "onebit_adam_32bit",
-    "Adam (1-bit Naive)": "naive_onebit_adam",
-    "Adam w/ basic gradient compression": "naive_onebit_adam",
+# The paper's run that an experiment reproduces: its name, then its size, batch, steps and T_w in results/paper/numbers.csv.
+PAPER_RUNS = {
+    "figure_04": ("BERT-Large", "bert_large_parameters", "batch", "bert_large_128_steps", "bert_large_128_warmup"),
+    "figure_06": ("ResNet-18 on CIFAR-10", "resnet18_images", "resnet18_batch", "resnet18_steps", "resnet18_warmup"),
 }
 POINTS = 100  # each point of a curve averages 1% of the steps, if so many are recorded
 
@@ -46,12 +36,6 @@ def figure(columns: int, rows: int = 1) -> tuple[Figure, list[Axes]]:
                          "axes.grid": True, "grid.alpha": 0.3, "legend.frameon": False, "legend.fontsize": 8, "legend.handlelength": 3.5})
     drawing, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.3 * rows), squeeze=False, layout="constrained")
     return drawing, list(axes.flat)
-
-
-def look(optimizer: str, label: str) -> dict:
-    """The line of an optimizer, the same in every figure."""
-    _, colour, line, marker = LOOKS[optimizer]
-    return {"color": colour, "linestyle": line, "marker": marker, "markevery": 0.15, "markersize": 4, "linewidth": 1.5, "label": label}
 
 
 def curve(rows: pd.DataFrame, x: str, y: str, points: int = POINTS) -> pd.DataFrame:
@@ -71,7 +55,7 @@ def draw(axes: Axes, rows: pd.DataFrame, x: str, y: str, x_scale: float = 1.0, l
 
     A run that diverged is a thin line up to where it leaves the range of those that finished.
     """
-    shown = within_range(rows, y)
+    shown = within_range(rows.dropna(subset=[y]), y)
     live_rows = rows[rows.live.astype(bool)]
     for optimizer in [name for name in LOOKS if name in set(rows.optimizer)]:
         chosen = rows[rows.optimizer == optimizer]
@@ -109,9 +93,21 @@ def seeds_text(rows: pd.DataFrame) -> str:
     return f"n = {finished} seed{'s' * (finished != 1)}{diverged}"
 
 
+def loss_and_accuracy(rows: pd.DataFrame, number: int) -> Figure:
+    """Training loss and test accuracy against samples: ours above, the paper's Figure `number` below."""
+    drawing, axes = figure(columns=2, rows=2)
+    drawn = (("a", "loss", {"ylabel": "training loss", "yscale": "log"}), ("b", "test_accuracy", {"ylabel": "test accuracy (%)"}))
+    for ours, papers, (part, y, labels) in zip(axes[:2], axes[2:], drawn, strict=True):
+        draw(ours, rows, "samples", y, x_scale=1e3, legend=part == "a")
+        ours.set(title="Ours", xlabel="samples (thousands)", **labels)
+        draw_paper(papers, f"fig{number}{part}", paper_curves(f"fig{number}{part}"))
+        papers.set(title=f"The paper's Figure {number}{part}", xlabel="samples (millions)", **labels)
+    return drawing
+
+
 def draw_paper(axes: Axes, name: str, curves: tuple[str, ...]) -> None:
     """The paper's digitised curves, each in the look of its optimizer."""
-    for paper_name in curves:
+    for paper_name in sorted(curves, key=lambda curve: list(LOOKS).index(PAPER_NAMES[curve])):
         points = paper_curve(name, paper_name)
         optimizer = PAPER_NAMES[paper_name]
         axes.plot(points.x, points.y, **look(optimizer, f"{LOOKS[optimizer][0]} (paper)"))
@@ -136,19 +132,29 @@ def caption(rows: pd.DataFrame, records: list[dict]) -> str:
     recorded = rows.groupby(["optimizer", "seed"]).size().max()
     point = f"a point averages {1 / POINTS:.0%} of the steps" if recorded > POINTS else "each recorded step is a point"
     frozen = [record for record in records if record["optimizer"] == "onebit_adam"]
+    name, size, batch, steps, paper_warmup = PAPER_RUNS[first["experiment"]]
     warmup = f", T_w\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{frozen[0]['warmup_steps']:,}" if frozen else ""
     return (
         f"Line: mean of n = {seeds} seed{'s' * (seeds != 1)}; band: lowest to highest seed; {point}. "
         f"Ours, profile {first['profile']}: {describe(first)}, {first['config']['batch']:,} samples a step, "
-        f"{first['total_steps']:,} steps{warmup}. "
-        f"The paper (curves digitised): BERT-Large ({paper_note('bert_large_parameters')}), "
-        f"{paper_number('batch'):,.0f} samples a step, {paper_number('bert_large_128_steps'):,.0f} steps, "
-        f"T_w\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{paper_number('bert_large_128_warmup'):,.0f}."
+        f"{first['total_steps']:,} steps{warmup}. {evaluated(first)}"
+        f"The paper (curves digitised): {name} ({paper_note(size)}), "
+        f"{paper_number(batch):,.0f} samples a step, {paper_number(steps):,.0f} steps, "
+        f"T_w\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{paper_number(paper_warmup):,.0f}."
     )
 
 
+def evaluated(record: dict) -> str:
+    """What the accuracy is of, if the run was evaluated."""
+    if "test" not in record.get("data", ()):
+        return ""
+    return f"Accuracy: of the mean of the workers' models on {record['data']['test']['images']:,} test images; each evaluation is a point. "
+
+
 def describe(record: dict) -> str:
-    """The model, the length of its examples and the workers, from run.json."""
+    """The model, its data and the workers, from run.json: in the task's own words, or else those of BERT's configuration."""
+    if "summary" in record:
+        return f"{record['summary']}, {record['workers']} workers"
     model, phases = record["config"]["task"]["model"], record["config"]["phases"]
     lengths = " then ".join(str(phase["length"]) for phase in phases.values())
     return f"BERT of {model['num_hidden_layers']} layers, {model['hidden_size']} wide, {lengths} tokens, {record['workers']} workers"
@@ -169,13 +175,13 @@ def load_figure(name: str) -> ModuleType:
 def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Path | None = None) -> Path:
     """Draw plot(rows) of the committed runs under `root`, and of live ones under `live_root`, to figures/<name>.png and .pdf.
 
-    A live run may have read another text than the committed ones, such as another Python's documentation.
+    A live run may have read other data than the committed ones, such as another Python's documentation.
     """
     records = load_records(root, module.EXPERIMENT, profile, module.OPTIMIZERS)
     live = load_records(live_root, module.EXPERIMENT, profile, module.OPTIMIZERS) if live_root else []
     for group in (records, live):
         require_alike(group)
-    require_alike(records + live, apart_from=("corpus_sha256",))
+    require_alike(records + live, apart_from=("corpus_sha256", "data"))
     frames = [load_rows(found, live=found is live) for found in (records, live) if found]
     if not frames:
         number = int(name.split("_")[1])

@@ -45,27 +45,47 @@ def require_alike(records: list[dict], apart_from: tuple[str, ...] = ()) -> None
 
 
 def differing(one: dict, two: dict) -> list[str]:
-    """What stands in the way of comparing two runs. Of the optimizers' own options only common ones can differ."""
-    a, b = ({k: v for k, v in r["config"].items() if k not in OWN.union(INCIDENTAL)} for r in (one, two))
-    a["workers"], b["workers"] = one["workers"], two["workers"]
+    """What stands in the way of comparing two runs. Of the optimizers' own options only common ones can differ.
+
+    Where one divides by the root of a variance and the other does not, their learning rates have different units, and so has weight decay.
+    """
+    same_units = all_or_none("betas" in r["config"].get("optimizer", {}) for r in (one, two))
+    a, b = (options_of(r, with_rate=same_units) for r in (one, two))
     names = [name for name in a.keys() | b.keys() if a.get(name) != b.get(name)]
-    a, b = (r["config"].get("optimizer", {}) for r in (one, two))
-    names += [f"optimizer.{name}" for name in a.keys() & b.keys() - {"_target_"} if a[name] != b[name]]
-    if one["optimizer"] == two["optimizer"]:
-        names += [f"optimizer.{name}" for name in a.keys() ^ b.keys()]
-    text = [r.get("corpus_sha256") for r in (one, two)]
-    return sorted(names) + ["corpus_sha256"] * (None not in text and text[0] != text[1])
+    if same_units:
+        a, b = (r["config"].get("optimizer", {}) for r in (one, two))
+        names += [f"optimizer.{name}" for name in a.keys() & b.keys() - {"_target_"} if a[name] != b[name]]
+        if one["optimizer"] == two["optimizer"]:
+            names += [f"optimizer.{name}" for name in a.keys() ^ b.keys()]
+    known = ((name, one.get(name), two.get(name)) for name in ("corpus_sha256", "data"))
+    return sorted(names) + [name for name, *values in known if None not in values and values[0] != values[1]]
+
+
+def options_of(record: dict, with_rate: bool) -> dict:
+    """The options in which runs that are compared must agree, with or without the learning rate's peak."""
+    options = {name: value for name, value in record["config"].items() if name not in OWN.union(INCIDENTAL)} | {"workers": record["workers"]}
+    if not with_rate:
+        del options["lr"]
+        options["phases"] = {name: phase | {"lr": phase["lr"] | {"peak": None}} for name, phase in options["phases"].items()}
+    return options
+
+
+def all_or_none(conditions) -> bool:
+    return len(set(conditions)) == 1
 
 
 def load_rows(records: list[dict], live: bool = False) -> pd.DataFrame:
     """The rows of curve.csv of all these runs.
 
-    Columns: those of curve.csv, then from run.json `status`, `warmup_steps` and `total_steps`, then `live`.
-    No runs: an empty frame with the same columns.
+    Columns: those of curve.csv, then the metrics of evaluation.csv, defined at the steps that it has, then from run.json `status`,
+    `warmup_steps` and `total_steps`, then `live`. No runs: an empty frame with the same columns, but for the metrics.
     """
     frames = []
     for record in records:
         rows = pd.read_csv(record["folder"] / "curve.csv")
+        if (record["folder"] / "evaluation.csv").exists():
+            evaluation = pd.read_csv(record["folder"] / "evaluation.csv")
+            rows = rows.merge(evaluation.pivot(index="step", columns="metric", values="value"), on="step", how="left", validate="one_to_one")
         frames.append(rows.assign(live=live, **{key: record[key] for key in ("status", "warmup_steps", "total_steps")}))
     if not frames:
         return pd.DataFrame(columns=[*COLUMNS, "live", "status", "warmup_steps", "total_steps"])
@@ -86,6 +106,11 @@ def paper_curve(figure: str, curve: str) -> pd.DataFrame:
     if chosen.empty:
         raise ValueError(f"{figure}.csv has no curve {curve!r}; it has {', '.join(points.curve.unique())}")
     return chosen.reset_index(drop=True)
+
+
+def paper_curves(figure: str) -> tuple[str, ...]:
+    """The names of the curves that are digitised."""
+    return tuple(pd.read_csv(PAPER / f"{figure}.csv").curve.unique())
 
 
 def paper_number(name: str) -> float:
