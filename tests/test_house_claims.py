@@ -7,7 +7,8 @@ import pytest
 import synthetic
 
 from onebit.lab import judge as judging
-from onebit.lab.claims import CLAIMS, MARGIN, final_loss, formula_reduction
+from onebit.lab.claims import CLAIMS
+from onebit.lab.claims.bert import MARGIN, final_loss, formula_reduction
 from onebit.lab.judge import Interval, consistent, judge, mean_interval, prediction_interval, verdict
 from onebit.lab.record import ROOT
 from onebit.lab.results import RESULTS, TUNING_SEED, load
@@ -24,6 +25,7 @@ def test_every_claim_has_its_own_name_a_place_a_rule_and_the_papers_number():
     for claim in CLAIMS:
         assert all(field for field in (claim.statement, claim.place, claim.rule, claim.paper()))
         assert claim.accepts[0] < claim.accepts[1]
+        assert "nan" not in claim.paper()
 
 
 def test_mean_interval_is_students():
@@ -168,7 +170,8 @@ def test_variance_has_settled_when_the_ratio_is_near_one(tmp_path, ratio, expect
 
 def test_two_seeds_are_not_judged_and_no_seed_at_the_papers_scale_needs_a_cluster(tmp_path):
     synthetic.write_all(tmp_path, seeds=(1, 2))
-    assert {verdict_of(claim.name, tmp_path) for claim in CLAIMS if claim.profile == "laptop"} == {"not judged"}
+    synthetic.write_images(tmp_path, seeds=(1, 2))
+    assert {judge(claim, load(tmp_path, claim.experiment, "laptop")).verdict for claim in CLAIMS if claim.profile == "laptop"} == {"not judged"}
     assert judge(BY_NAME["C7"], load(tmp_path, "figure_04", "paper")).verdict == "needs a cluster"
 
 
@@ -191,6 +194,74 @@ def test_a_live_seed_is_consistent_if_it_lies_where_one_more_seed_would(tmp_path
         synthetic.write(root, "onebit_adam", 7, 4.0 * (1 + gap))
         assert consistent(claim, committed, load(root, "figure_04", "laptop")) == expected
     assert consistent(claim, committed, load(tmp_path / "nothing", "figure_04", "laptop")) == "not judged"
+
+
+def images_verdicts(root, *names):
+    rows = load(root, "figure_06", "laptop")
+    return [judge(BY_NAME[name], rows).verdict for name in names]
+
+
+ON_IMAGES = [claim.name for claim in CLAIMS if claim.experiment == "figure_06"]
+
+
+def test_errors_like_the_papers_reproduce_every_claim_on_images(tmp_path):
+    """`synthetic.ERRORS` are those of the paper's figures, as multiples of Adam's."""
+    synthetic.write_images(tmp_path)
+    assert set(images_verdicts(tmp_path, *ON_IMAGES)) == {"reproduced"}
+
+
+def test_errors_like_adams_reproduce_only_that_methods_work(tmp_path):
+    synthetic.write_images(tmp_path, **dict.fromkeys(synthetic.ERRORS, 1.0))
+    found = dict(zip(ON_IMAGES, images_verdicts(tmp_path, *ON_IMAGES), strict=True))
+    assert {name for name, said in found.items() if said == "reproduced"} == {"C8", "C9", "C11", "C12"}
+    assert set(found.values()) == {"reproduced", "not reproduced"}
+
+
+def test_errors_far_above_adams_refute_what_works(tmp_path):
+    synthetic.write_images(tmp_path, onebit_adam=1.2, onebit_adam_32bit=0.8, double_squeeze=1.2, local_sgd=1.2)
+    assert set(images_verdicts(tmp_path, "C8", "C9", "C11", "C12")) == {"not reproduced"}
+
+
+def test_an_accuracy_is_a_share_of_adams_way_from_chance(tmp_path):
+    """Adam ends at 59.9, 59.8 and 59.7 %; half of the way is 35 % and a little less."""
+    synthetic.write_images(tmp_path, seeds=(), adam=1.0)
+    for seed in (1, 2, 3):
+        synthetic.write(tmp_path, "adam", seed, 1.0, experiment="figure_06", accuracy=60)
+        synthetic.write(tmp_path, "adam_variance_4bit", seed, 1.0, experiment="figure_06", accuracy=30)
+        synthetic.write(tmp_path, "adam_variance_8bit", seed, 1.0, experiment="figure_06", accuracy=40)
+    rows = load(tmp_path, "figure_06", "laptop")
+    assert [judge(BY_NAME[name], rows).interval.mean for name in ("C15", "C16")] == pytest.approx([0.4, 0.6])
+    assert images_verdicts(tmp_path, "C15", "C16") == ["reproduced", "not reproduced"]
+
+
+def test_a_run_on_images_that_diverged_has_learned_nothing_and_is_infinitely_far_behind(tmp_path):
+    names = ("onebit_adam", "adam_variance_4bit")
+    synthetic.write_images(tmp_path, seeds=(1, 2))
+    for name in synthetic.ERRORS:
+        diverged = {"status": "diverged", "steps": 50} if name in names else {}
+        synthetic.write(tmp_path, name, 3, 1.0, experiment="figure_06", accuracy=60, **diverged)
+    rows = load(tmp_path, "figure_06", "laptop")
+    assert BY_NAME["C8"].statistic(rows)[3] == inf
+    assert BY_NAME["C15"].statistic(rows)[3] == 0
+    assert judge(BY_NAME["C8"], rows).verdict == "not reproduced"
+    assert "1 of 3 diverged" in judge(BY_NAME["C8"], rows).detail
+
+
+def test_sgd_may_have_a_learning_rate_of_its_own_but_adams_relatives_share_one(tmp_path):
+    synthetic.write_images(tmp_path, seeds=(1, 2, 3))
+    assert len(load(tmp_path, "figure_06", "laptop"))
+    other = synthetic.config("onebit_adam", "figure_06") | {"lr": 1.0}
+    synthetic.write(tmp_path, "onebit_adam", 4, 1.0, experiment="figure_06", accuracy=60, changes={"config": other})
+    with pytest.raises(ValueError, match="differ in lr"):
+        load(tmp_path, "figure_06", "laptop")
+
+
+def test_runs_on_other_data_are_not_mixed(tmp_path):
+    synthetic.write(tmp_path, "adam", 1, 1.0, experiment="figure_06", accuracy=60)
+    other = {"data": {"train": {"sha256": "b"}}}
+    synthetic.write(tmp_path, "sgd", 1, 1.0, experiment="figure_06", accuracy=60, changes=other)
+    with pytest.raises(ValueError, match="differ in data"):
+        load(tmp_path, "figure_06", "laptop")
 
 
 def test_report_and_readme_say_what_the_committed_runs_say():

@@ -63,7 +63,7 @@ def _t_interval(values, variance_factor):
 
 
 def verdict(interval: Interval, accepts: tuple[float, float]) -> str:
-    """What the rule says of an interval; claims.py has the words."""
+    """What the rule says of an interval; claims/__init__.py has the words."""
     low, high = accepts
     if interval.n < FEWEST_SEEDS:
         return "not judged"
@@ -124,12 +124,12 @@ def report(judgements: list[Judgement]) -> str:
         "# Claims",
         "",
         "Written by `make claims` from `results/runs`; do not edit.",
-        "The rules stand in `src/onebit/lab/claims.py`, written before the runs.",
-        f"Seed {TUNING_SEED} served to choose the laptop's model size and learning rate, Adam's best of two; it is left out.",
+        "The rules stand in `src/onebit/lab/claims`, written before the runs.",
+        f"Seed {TUNING_SEED} served to choose the laptop's model sizes and learning rates; it is left out.",
         "",
         f"Ours: the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed.",
-        f"The loss of a run is the mean training loss over the last {TAIL:.0%} of its steps.",
-        "A seed at which Adam diverged gives no number. Naive gradients are judged by the runs that finished, if any did.",
+        f"The loss of a run is the mean training loss over the last {TAIL:.0%} of its steps, its test error 100% less the mean accuracy there.",
+        "A seed at which Adam diverged gives no number. What is to fall behind is judged by the runs that finished, if any did.",
         "",
         "*Reproduced*: the interval lies where the rule wants it. *Not reproduced*: it lies outside. *Partly*: it lies across the border.",
         f"*Not judged*: fewer than {FEWEST_SEEDS} seeds. *Needs a cluster*: only the paper's hardware can tell.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .claims import volume_share
+from .claims.bert import volume_share
 from .figures import load_figure
 from .options import composed
 from .results import SEEDS

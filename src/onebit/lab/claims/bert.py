@@ -1,20 +1,6 @@
-"""The paper's claims, and the rule for each, written before the runs.
+"""BERT pre-training: Figures 1, 2 and 4, judged by the runs of Figure 4.
 
-A claim is judged by one statistic, a number per seed, and the range that the statistic has to lie in:
-
-    reproduced        its 95% t-interval over the seeds lies inside the range
-    not reproduced    the interval lies outside the range
-    partly            it lies across a border, so the runs show neither
-    not judged        fewer than three seeds
-    needs a cluster   the statistic needs the paper's own hardware, and nobody has added such runs
-
-The loss of a run is the mean training loss over the last 10% of its steps. Two optimizers are compared seed by
-seed, since a seed fixes the initial weights and the order of the data.
-
-A run can diverge. A seed at which Adam did gives no number, so n is smaller by it. Where only 1-bit Adam did, it is
-infinitely far behind. Naive 1-bit gradients are judged by the runs that finished, and the detail says how many did not: one
-run that diverges must not decide alone. If they diverged at every seed, they have fallen behind. Volumes, times and variances
-are those of runs that finished.
+The loss of a run is the mean training loss over the last 10% of its steps.
 
 MARGIN, how far apart two losses may be and still count as the same: in the paper's Figure 4a the same statistic is
 +2.2% for 1-bit Adam, which the paper calls the same convergence; in its Figure 1 it is +18.5% for naive 1-bit
@@ -22,74 +8,24 @@ gradients, which the paper calls a failure. 3% lets the first pass and is a sixt
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import inf, nan
+from math import inf
 
-import numpy as np
 import pandas as pd
 
-from .results import paper_curve, paper_number
+from ..results import paper_curve, paper_number
+from .claim import Claim, finished, infinite_where_diverged, of_finished, paper_tails, relative_gap, tail_mean
 
-TAIL = 0.1
 MARGIN = 0.03
-Statistic = Callable[[pd.DataFrame], pd.Series]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One claim of the paper.
-
-    Attributes:
-        name, statement, place: what is claimed, and where.
-        experiment, profile: the runs that it is judged by.
-        statistic: rows -> one number per seed, indexed by seed.
-        accepts: the lowest and highest value with which the claim holds.
-        rule: that range in words.
-        detail: rows -> the same in the paper's own units.
-        paper: the paper's number, read from results/paper.
-        style: how the statistic is printed.
-    """
-
-    name: str
-    statement: str
-    place: str
-    experiment: str
-    profile: str
-    statistic: Statistic
-    accepts: tuple[float, float]
-    rule: str
-    detail: Callable[[pd.DataFrame], str]
-    paper: Callable[[], str]
-    style: str
 
 
 def final_loss(rows: pd.DataFrame, optimizer: str) -> pd.Series:
     """Mean training loss over the last TAIL of the steps, by seed; infinite if the run diverged."""
-    rows = rows[rows.optimizer == optimizer]
-    loss = rows[rows.step > (1 - TAIL) * rows.total_steps].groupby("seed").loss.mean().astype(float)
-    for seed in rows[rows.status == "diverged"].seed.unique():
-        loss[seed] = inf
-    return loss
+    return infinite_where_diverged(tail_mean(rows, optimizer, "loss"), rows, optimizer)
 
 
-def loss_gap(optimizer: str) -> Statistic:
-    """(loss - Adam's loss) / Adam's loss, by seed; none where Adam diverged, infinite where only the other did."""
-    return lambda rows: (final_loss(rows, optimizer) / final_loss(rows, "adam").replace(inf, nan) - 1).dropna()
-
-
-def loss_gap_of_finished(optimizer: str) -> Statistic:
-    """The same over the runs that finished; infinite if none did."""
-
-    def statistic(rows: pd.DataFrame) -> pd.Series:
-        gap = loss_gap(optimizer)(rows)
-        return gap[gap < inf] if (gap < inf).any() else gap
-
-    return statistic
-
-
-def finished(rows: pd.DataFrame, optimizer: str) -> pd.DataFrame:
-    """The rows of an optimizer's runs that finished."""
-    return rows[(rows.optimizer == optimizer) & (rows.status == "finished")]
+def loss_gap(optimizer: str):
+    """Of the loss from Adam's, relative to it."""
+    return relative_gap(final_loss, optimizer)
 
 
 def ratio_by_seed(rows: pd.DataFrame, column: str) -> pd.Series:
@@ -176,13 +112,6 @@ def paper_losses(figure: str, curve: str) -> Callable[[], str]:
     return text
 
 
-def paper_tails(figure: str, curve: str) -> list[float]:
-    """Means of a curve of the paper and of Adam's over the last 10% of the samples that both have."""
-    curves = [paper_curve(figure, name) for name in (curve, "Adam")]
-    end = min(points.x.max() for points in curves)
-    return [points.y[(points.x > (1 - TAIL) * end) & (points.x <= end)].mean() for points in curves]
-
-
 def frozen_accuracies() -> str:
     """Figure 6 has no loss to compare on a linear scale, but test accuracies."""
     compared, adam = paper_tails("fig6b", "1-bit Adam (32-bits)")
@@ -205,7 +134,7 @@ CLAIMS = (
           "figure_04", "laptop", loss_gap("onebit_adam_32bit"), (-MARGIN, MARGIN), WITHIN,
           losses("onebit_adam_32bit"), frozen_accuracies, "+.1%"),
     Claim("C3", "Adam on naively compressed 1-bit gradients falls behind", "Figure 1, Section 3.2", "figure_04", "laptop",
-          loss_gap_of_finished("naive_onebit_adam"), (MARGIN, inf), f"its loss lies more than {MARGIN:.0%} above Adam's, paired by seed",
+          of_finished(loss_gap("naive_onebit_adam")), (MARGIN, inf), f"its loss lies more than {MARGIN:.0%} above Adam's, paired by seed",
           losses("naive_onebit_adam"), paper_losses("fig1", "Adam w/ basic gradient compression"), "+.1%"),
     Claim("C4", "The volume falls to w + (1 - w)/32 of Adam's, w the share of warm-up steps", "Section 7.1", "figure_04",
           "laptop", volume_over_formula, (0.98, 1.02),
@@ -227,8 +156,3 @@ CLAIMS = (
           lambda: f"{paper_number('wall_clock_speedup')}x ({paper_number('adam_hours')} h to "
                   f"{paper_number('onebit_adam_hours')} h)", ".1f"),
 )
-
-
-def statistic_by_seed(claim: Claim, rows: pd.DataFrame) -> np.ndarray:
-    """The claim's statistic as an array, one number per seed; empty if its runs are not there."""
-    return claim.statistic(rows).to_numpy(dtype=float)

@@ -1,0 +1,88 @@
+"""What a claim is, and the statistics that several papers' figures share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, nan
+
+import numpy as np
+import pandas as pd
+
+from ..results import paper_curve
+
+TAIL = 0.1
+Statistic = Callable[[pd.DataFrame], pd.Series]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the paper.
+
+    Attributes:
+        name, statement, place: what is claimed, and where.
+        experiment, profile: the runs that it is judged by.
+        statistic: rows -> one number per seed, indexed by seed.
+        accepts: the lowest and highest value with which the claim holds.
+        rule: that range in words.
+        detail: rows -> the same in the paper's own units.
+        paper: the paper's number, read from results/paper.
+        style: how the statistic is printed.
+    """
+
+    name: str
+    statement: str
+    place: str
+    experiment: str
+    profile: str
+    statistic: Statistic
+    accepts: tuple[float, float]
+    rule: str
+    detail: Callable[[pd.DataFrame], str]
+    paper: Callable[[], str]
+    style: str
+
+
+def statistic_by_seed(claim: Claim, rows: pd.DataFrame) -> np.ndarray:
+    """The claim's statistic as an array, one number per seed; empty if its runs are not there."""
+    return claim.statistic(rows).to_numpy(dtype=float)
+
+
+def tail_mean(rows: pd.DataFrame, optimizer: str, column: str) -> pd.Series:
+    """Mean of a column over the last TAIL of the steps, by seed; of the runs that got there."""
+    if column not in rows:  # nothing was evaluated
+        return pd.Series(dtype=float)
+    rows = rows[rows.optimizer == optimizer]
+    return rows[rows.step > (1 - TAIL) * rows.total_steps].groupby("seed")[column].mean().astype(float)
+
+
+def infinite_where_diverged(values: pd.Series, rows: pd.DataFrame, optimizer: str) -> pd.Series:
+    """The same by seed, and infinite for each run that diverged."""
+    for seed in rows[(rows.optimizer == optimizer) & (rows.status == "diverged")].seed.unique():
+        values[seed] = inf
+    return values
+
+
+def relative_gap(final: Callable[[pd.DataFrame, str], pd.Series], optimizer: str, reference: str = "adam") -> Statistic:
+    """(final - the reference's) / the reference's, by seed; none where the reference diverged, infinite where only the other did."""
+    return lambda rows: (final(rows, optimizer) / final(rows, reference).replace(inf, nan) - 1).dropna()
+
+
+def of_finished(statistic: Statistic) -> Statistic:
+    """The same over the runs that finished; infinite if none did."""
+
+    def finite(rows: pd.DataFrame) -> pd.Series:
+        values = statistic(rows)
+        return values[values < inf] if (values < inf).any() else values
+
+    return finite
+
+
+def finished(rows: pd.DataFrame, optimizer: str) -> pd.DataFrame:
+    """The rows of an optimizer's runs that finished."""
+    return rows[(rows.optimizer == optimizer) & (rows.status == "finished")]
+
+
+def paper_tails(figure: str, curve: str) -> list[float]:
+    """Means of a curve of the paper and of Adam's over the last TAIL of the samples that both have."""
+    curves = [paper_curve(figure, name) for name in (curve, "Adam")]
+    end = min(points.x.max() for points in curves)
+    return [points.y[(points.x > (1 - TAIL) * end) & (points.x <= end)].mean() for points in curves]
