@@ -42,12 +42,27 @@ def test_an_experiment_differs_between_profiles_in_scale_only():
                 theirs = paper.phases[name]
                 assert phase.steps == max(1, round(theirs.steps / config.scale.steps))
                 assert phase.warmup == max(1, round(theirs.warmup / config.scale.steps))
-                assert phase.length == theirs.length / config.scale.length
+                assert phase.get("length", 1) == theirs.get("length", 1) / config.scale.get("length", 1)
                 unscaled = {key: value for key, value in phase.lr.items() if key not in ("peak", "stretch")}
                 assert unscaled == {key: theirs.lr[key] for key in unscaled}
                 assert phase.lr.stretch == config.scale.steps
             scaled = ("betas", "warmup", "max_grad_norm")
             assert {k: v for k, v in config.optimizer.items() if k not in scaled} == {k: v for k, v in paper.optimizer.items() if k not in scaled}
+
+
+def test_the_papers_images_are_the_papers_run():
+    """8 workers x 128, 200 epochs, T_w = 13 epochs, x0.1 after 100 of them; 1e-1 for SGD and its relatives, 1e-4 for Adam's (Section 7.2)."""
+    for optimizer, peak in (("adam", 1e-4), ("onebit_adam", 1e-4), ("sgd", 0.1), ("ef_momentum_sgd", 0.1), ("local_sgd", 0.1)):
+        run = run_from(composed(["experiment=figure_06", "profile=paper", f"optimizer={optimizer}", "comm=threads", "workers=8"]))
+        phase = run.phases["train"]
+        assert (phase.steps, phase.warmup, run.micro_batches(phase, 8)) == (200 * 49, 13 * 49, (1, 128))
+        assert [phase.lr(done) for done in (0, 100 * 49 - 1, 100 * 49)] == pytest.approx([peak, peak, peak / 10])
+
+
+def test_a_task_is_chosen_by_its_experiment():
+    tasks = {name: composed([f"experiment={name}"]).task["_target_"].rpartition(".")[2] for name in NAMES["experiment"]}
+    assert {tasks[name] for name in ("figure_04", "table_02", "table_02_base")} == {"BertPretraining"}
+    assert tasks["figure_06"] == "ImageClassification"
 
 
 @pytest.mark.parametrize(("model", "millions"), [("bert_base", 110), ("bert_large", 340)])

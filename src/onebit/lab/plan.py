@@ -5,7 +5,7 @@ The model is built on torch's meta device, so that a configuration that cannot w
 
 import argparse
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,39 +44,51 @@ def volumes(run: Run, size: int, workers: int) -> tuple[float, float]:
     return a_step * steps, a_step * steps * volume_share(warmup / steps)
 
 
-def sources(text: dict) -> list[str]:
-    """The data sets of a text: their ids on the hub, or the class that makes them."""
-    inner = [name for value in text.values() if isinstance(value, dict) for name in sources(value)]
-    return inner or [text.get("path", text["_target_"].rpartition(".")[2])]
+def sources(options: dict) -> list[str]:
+    """The data sets that are named in the options: their ids on the hub, or the classes that make them, each once."""
+    inner = [name for value in options.values() if isinstance(value, dict) for name in sources(value)]
+    own = options.get("path", options.get("_target_", "").rpartition(".")[2])
+    return list(dict.fromkeys(inner or [own] * bool(own)))
+
+
+def data_of(task: dict) -> dict:
+    """The parts of a task's options that read data: a text, or the train and test split."""
+    return {name: task[name] for name in ("text", "train", "test") if name in task}
 
 
 def launch(arguments: str, machine: Machine, profile: str) -> list[str]:
     """How to start one run."""
     if profile != "paper":
         return [f"python -m onebit.lab.train {arguments} comm=gloo workers={machine.workers}"]
-    nodes = machine.workers // 8
-    return [f"torchrun --nnodes {nodes} --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m onebit.lab.train {arguments} comm=nccl",
+    nodes = -(-machine.workers // 8)
+    rendezvous = "--rdzv-backend c10d --rdzv-endpoint HOST:29500"
+    return [f"torchrun --nnodes {nodes} --nproc-per-node {machine.workers // nodes} {rendezvous} -m onebit.lab.train {arguments} comm=nccl",
             f"mpirun -n {machine.workers} python -m onebit.lab.train {arguments} comm=mpi"]
 
 
-def describe(name: str, profile: str, machine: Machine) -> str:
-    """The plan as text."""
+def describe(name: str, profile: str, machine: Machine, workers: int | None = None) -> str:
+    """The plan as text. workers: by default the machine's, but in the paper's profile no more than the batch has micro-batches."""
     figure = load_figure(name)
     arguments = [f"experiment={figure.EXPERIMENT}", f"profile={profile}"]
+    if workers is None:
+        config = composed(arguments)
+        workers = min(machine.workers, config.batch // config.micro_batch) if profile == "paper" else machine.workers
+    machine = replace(machine, workers=workers)
     runs = [run_from(composed([*arguments, f"optimizer={optimizer}", f"workers={machine.workers}"])) for optimizer in figure.OPTIMIZERS]
     run = runs[0]
     size = parameters(run)
     samples = run.batch * sum(phase.steps for phase in run.phases.values())
-    flop = 6 * size * run.batch * sum(phase.steps * phase.length for phase in run.phases.values())
+    flop = run.batch * sum(phase.steps * run.task.flop(phase.length) for phase in run.phases.values())
     lines = [f"{name}, profile {profile}: experiment {figure.EXPERIMENT}, {', '.join(run.method for run in runs)}",
              f"model       {size:,} parameters (built on the meta device)",
-             f"data        {', '.join(sources(run.config['task']['text']))}"]
+             f"data        {', '.join(sources(data_of(run.config['task'])))}"]
     for phase_name, phase in run.phases.items():
         number, micro = run.micro_batches(phase, machine.workers)
-        lines.append(f"{phase_name:11} {phase.steps:,} steps, T_w = {phase.warmup:,}, {run.batch:,} examples of {phase.length} tokens a step: "
+        tokens = f" of {phase.length} tokens" if phase.length > 1 else ""
+        lines.append(f"{phase_name:11} {phase.steps:,} steps, T_w = {phase.warmup:,}, {run.batch:,} examples{tokens} a step: "
                      f"{machine.workers} workers x {number} x {micro}")
     lines += [f"samples     {samples:,}",
-              f"compute     6 x parameters x tokens = {flop:.2g} FLOP, {hours(flop / machine.workers / machine.flops)} "
+              f"compute     {flop:.2g} FLOP, {hours(flop / machine.workers / machine.flops)} "
               f"at {machine.flops:.2g} FLOP/s a worker (--flops)"]
     for method, volume in zip(("Adam", "1-bit Adam"), volumes(run, size, machine.workers), strict=True):
         exchange = f", {hours(8 * volume / machine.gbits / 1e9)} at {machine.gbits} Gbit/s (--gbits)" if machine.gbits else ""
@@ -105,9 +117,9 @@ def main() -> None:
     parser.add_argument("--gbits", type=float, help="Gbit/s out of a worker")
     options = parser.parse_args()
     default = MACHINES[options.profile]
-    machine = Machine(options.workers or default.workers, options.flops or default.flops, options.gbits or default.gbits)
+    machine = replace(default, flops=options.flops or default.flops, gbits=options.gbits or default.gbits)
     try:
-        print(describe(options.figure, options.profile, machine))
+        print(describe(options.figure, options.profile, machine, options.workers))
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
 

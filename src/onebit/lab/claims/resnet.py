@@ -75,7 +75,7 @@ def paper_progress(accuracy: Callable[[], float]) -> Callable[[], str]:
 
     def text() -> str:
         adam = paper_tails("fig12b", "Adam")[0]
-        return f"{(accuracy() - CHANCE) / (adam - CHANCE):.2f} (accuracy {accuracy():.1f}%, Adam {adam:.1f}%)"
+        return f"{max(0, accuracy() - CHANCE) / (adam - CHANCE):.2f} (accuracy {accuracy():.1f}%, Adam {adam:.1f}%)"
 
     return text
 
