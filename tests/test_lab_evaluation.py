@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from onebit.comm import run_threads
+from onebit.lab import figures
 from onebit.lab.evaluate import mean_model
 from onebit.lab.options import composed
 from onebit.lab.record import COLUMNS, EVALUATION
+from onebit.lab.results import load
 from onebit.lab.run import run_from
 from onebit.lab.train import train
 
@@ -119,6 +121,17 @@ def test_threads_and_gloo_evaluate_alike_bit_for_bit(options, tmp_path):
 def test_a_run_learns_what_it_is_evaluated_by(options, tmp_path):
     run_threads_of(options("run", "workers=1", "optimizer=momentum_sgd", "scale.steps=100", "task.model.width=8", "evaluate_every=98"))
     assert float(evaluation(tmp_path / "run")[-1]["value"]) > 30  # of 10 classes
+
+
+def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
+    """Of the runs themselves, not made-up ones: rows and evaluations find each other, and the paper's curves stand beside them."""
+    module = figures.load_figure("figure_13")
+    for optimizer in ("adam", "lazy_variance_3"):
+        run_threads_of(options(f"runs/figure_06/smoke/{optimizer}/seed-1", "workers=2", f"optimizer={optimizer}"))
+    rows = load(tmp_path, "figure_06", "smoke")
+    assert rows.test_accuracy.count() == 2 * 4 and rows.loss.count() == 2 * 20
+    drawn = figures.save(module, "figure_13", "smoke", tmp_path)
+    assert drawn == tmp_path / "figures/figure_13_smoke.png" and drawn.exists()
 
 
 @pytest.mark.parametrize(("overrides", "error"), [

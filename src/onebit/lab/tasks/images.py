@@ -1,5 +1,6 @@
 """Image classification: the paper's ResNet-18 on CIFAR-10, and smaller ones of its kind."""
 
+from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models.resnet import BasicBlock
 
 from onebit.lab.tasks import Task
@@ -79,12 +81,7 @@ class ImageClassification(Task):
         return functional.cross_entropy(model(batch["images"]), batch["labels"])
 
     def flop(self, length: int) -> float:
-        """Counted for one image, times 3: the backward pass is twice the forward pass."""
-        from torch.utils.flop_counter import FlopCounterMode
-
-        with torch.device("meta"), FlopCounterMode(display=False) as counter:
-            self.model().eval()(torch.empty(1, 3, self.size, self.size))
-        return 3 * counter.get_total_flops()
+        return counted_flop(self.model, self.size)
 
     def prepare(self) -> None:
         for pictures in (self.train, self.test):
@@ -117,11 +114,7 @@ class ImageClassification(Task):
         return load_pictures(source, self.size, self.cache).first(count)
 
     def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, Tensor]:
-        place = step * self.step_batch + rank * size + np.arange(size)
-        epochs, within = np.divmod(place, len(self.train.labels))
-        chosen = np.empty(size, np.int64)
-        for epoch in np.unique(epochs):
-            chosen[epochs == epoch] = _permutation(seed, int(epoch), len(self.train.labels))[within[epochs == epoch]]
+        chosen = chosen_images(seed, step * self.step_batch + rank * size, size, len(self.train.labels))
         images = moved(self.train.images[chosen], np.random.default_rng([seed, step, rank]))
         return {"images": self._normalised(images), "labels": torch.from_numpy(self.train.labels[chosen])}
 
@@ -130,14 +123,36 @@ class ImageClassification(Task):
         normalised = (images.astype(np.float32) - self.train.mean) / self.train.deviation
         return torch.from_numpy(normalised.transpose(0, 3, 1, 2).copy())
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        model.eval()
-        right, labels = 0, torch.from_numpy(self.test.labels)
-        for start in range(0, len(labels), 500):
-            part = slice(start, start + 500)
-            right += int((model(self._normalised(self.test.images[part]).to(device)).argmax(1).cpu() == labels[part]).sum())
-        return {"test_accuracy": 100 * right / len(labels)}
+        parts = [slice(start, start + 500) for start in range(0, len(self.test.labels), 500)]
+        return accuracy(model, device, ((self._normalised(self.test.images[part]), torch.from_numpy(self.test.labels[part])) for part in parts))
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, device: torch.device, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """The share of images whose likeliest class is their label, in %."""
+    model.eval()
+    right = total = 0
+    for images, labels in batches:
+        right += int((model(images.to(device)).argmax(1).cpu() == labels).sum())
+        total += len(labels)
+    return {"test_accuracy": 100 * right / total}
+
+
+def counted_flop(model: Callable[[], nn.Module], size: int) -> float:
+    """Of one image forward, times 3: the backward pass takes twice as many."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        model().eval()(torch.empty(1, 3, size, size))
+    return 3 * counter.get_total_flops()
+
+
+def chosen_images(seed: int, start: int, size: int, count: int) -> np.ndarray:
+    """The numbers of the images from place `start` on, where the epochs, each a permutation of `count` images, stand one after the other."""
+    epochs, within = np.divmod(start + np.arange(size), count)
+    chosen = np.empty(size, np.int64)
+    for epoch in np.unique(epochs):
+        chosen[epochs == epoch] = _permutation(seed, int(epoch), count)[within[epochs == epoch]]
+    return chosen
 
 
 @lru_cache(maxsize=4)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,15 +64,21 @@ class HubImages(HubRows):
         return f"{super().fingerprint()} {self.image} {self.label}"
 
     def pictures(self) -> Iterator[tuple[np.ndarray, int]]:
-        for row in self._rows():
+        for row in self.rows():
             yield np.asarray(row[self.image].convert("RGB")), row[self.label]
 
     @property
     def title(self) -> str:
-        compressed = self._rows()[0][self.image].format == "JPEG"
+        compressed = self.rows()[0][self.image].format == "JPEG"
         return self.plain_title + " (JPEG)" * compressed
 
-    def _rows(self):
+    def decoded(self, rows, numbers: Iterable[int]) -> tuple[list, list[int]]:
+        """The images, as PIL's, and the labels of some of the `rows()`."""
+        found = [rows[int(number)] for number in numbers]
+        return [row[self.image] for row in found], [row[self.label] for row in found]
+
+    def rows(self):
+        """The data set, its images as PIL's."""
         from datasets import Image
 
         return self.load(self.image, self.label).cast_column(self.image, Image())
