@@ -429,18 +429,27 @@ def test_a_state_of_another_kind_is_refused_with_the_remedy():
         assert same(before, everything(run))
 
 
-@pytest.mark.parametrize("kind", [onebit.DistributedSGD, onebit.LocalSGD, onebit.EFMomentumSGD])
+@pytest.mark.parametrize("kind", [onebit.DistributedSGD, onebit.LocalSGD])
 def test_errors_of_another_kind_are_refused_or_reset(kind):
-    """The errors of DoubleSqueeze are in units of the gradient, and who does not compress has no use for them."""
-    run = make(Single(), onebit.DoubleSqueeze, shapes=SMALL_SHAPES)
+    """Who does not compress has no use for them."""
+    run = make(Single(), onebit.EFMomentumSGD, shapes=SMALL_SHAPES)
     for t in range(3):
         step(run, t, 0)
     other = make(Single(), kind, shapes=SMALL_SHAPES)
-    with pytest.raises(ValueError, match="errors of DoubleSqueeze.*reset_errors=True"):
+    with pytest.raises(ValueError, match="errors of EFMomentumSGD.*reset_errors=True"):
         other.optimizer.load_state_dict(saved(run.optimizer))
     with pytest.warns(UserWarning, match="is lost"):
         other.optimizer.load_state_dict(saved(run.optimizer), reset_errors=True)
     assert other.optimizer.steps == 3
+
+
+@pytest.mark.parametrize("kind", [onebit.DistributedSGD, onebit.LocalSGD, onebit.EFMomentumSGD])
+def test_a_state_without_momentum_is_not_taken_for_one_with_it(kind):
+    run = make(Single(), onebit.DoubleSqueeze, shapes=SMALL_SHAPES)
+    step(run, 0, 0)
+    for reset_errors in (False, True):
+        with pytest.raises(ValueError, match="lack momentum, dampening: it is another optimizer's"):
+            make(Single(), kind, shapes=SMALL_SHAPES).optimizer.load_state_dict(saved(run.optimizer), reset_errors=reset_errors)
 
 
 # ---- the rest of the contract
