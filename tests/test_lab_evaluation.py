@@ -5,10 +5,10 @@ import csv
 import os
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 import torch
+from test_lab_runs import run_threads as run_threads_of
 
 from onebit.comm import run_threads
 from onebit.lab import figures
@@ -17,7 +17,6 @@ from onebit.lab.options import composed
 from onebit.lab.record import COLUMNS, EVALUATION
 from onebit.lab.results import load
 from onebit.lab.run import run_from
-from onebit.lab.train import train
 
 # These runs are short.
 pytestmark = [pytest.mark.filterwarnings("ignore:the variance is frozen"), pytest.mark.filterwarnings("ignore:.* coordinates had so little gradient")]
@@ -33,20 +32,6 @@ def options(cache, tmp_path):
     """Options of a run of 20 steps, evaluated after 6, 12, 18 and 20, into tmp_path / name."""
     return lambda name, *more: ["profile=smoke", "experiment=figure_06", "task.model.width=4", "scale.steps=490", "evaluate_every=6",
                                 "progress=false", "checkpoint_every=5", f"cache={cache}", f"output={tmp_path / name}", *more]  # fmt: skip
-
-
-def run_threads_of(options, at_most=None):
-    """The run in threads of this process; it breaks off before step `at_most`."""
-    run = run_from(composed([*options, "comm=threads"]))
-    batch = run.task.batch
-
-    def batch_until(seed, step, *rest):
-        if step == at_most:
-            raise KeyboardInterrupt
-        return batch(seed, step, *rest)
-
-    run.task.batch = batch_until
-    run.comm.run(partial(train, run))
 
 
 def rows(folder, name, columns):

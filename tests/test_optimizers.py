@@ -169,6 +169,20 @@ def test_every_rank_holds_the_same_bits_after_every_step(ranks, kind, options):
                 np.testing.assert_array_equal(state[name], steps[0][name])
 
 
+def steps_on_the_mean_gradient(optimizer, params, groups, dtype, max_norm):
+    """Take STEPS steps of an optimizer of torch's on the clipped mean of three ranks' gradients; after each, its number."""
+    for t in range(1, STEPS + 1):
+        for group, own in zip(optimizer.param_groups, groups):
+            group["lr"] = learning_rate(own["lr"], t)
+        locals_ = [[torch.tensor(g, dtype=dtype) for g in split(local_gradient(t, joined(params), rank))] for rank in range(3)]
+        for p, *gradients in zip(params, *locals_):
+            p.grad = sum(gradients[1:], gradients[0]) / 3
+        if max_norm:
+            torch.nn.utils.clip_grad_norm_(params, max_norm)
+        optimizer.step()
+        yield t
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 def test_warmup_equals_torch_adamw_on_the_mean_gradient(dtype, max_norm):
@@ -177,15 +191,7 @@ def test_warmup_equals_torch_adamw_on_the_mean_gradient(dtype, max_norm):
         3, lambda c: train(c, onebit.OneBitAdam, {"warmup": math.inf, "max_grad_norm": max_norm}, dtype=dtype))
     params = [torch.nn.Parameter(v) for v in start_values(dtype)]
     optimizer = torch.optim.AdamW([dict(GROUPS[0], params=params[:3]), dict(GROUPS[1], params=params[3:])])
-    for t in range(1, STEPS + 1):
-        for group, own in zip(optimizer.param_groups, GROUPS):
-            group["lr"] = learning_rate(own["lr"], t)
-        locals_ = [[torch.tensor(g, dtype=dtype) for g in split(local_gradient(t, joined(params), rank))] for rank in range(3)]
-        for p, *gradients in zip(params, *locals_):
-            p.grad = sum(gradients[1:], gradients[0]) / 3
-        if max_norm:
-            torch.nn.utils.clip_grad_norm_(params, max_norm)
-        optimizer.step()
+    for t in steps_on_the_mean_gradient(optimizer, params, GROUPS, dtype, max_norm):
         np.testing.assert_allclose(history[0][t - 1]["x"], joined(params), rtol=1e-6 if dtype == torch.float32 else 1e-12, atol=1e-6)
 
 

@@ -19,6 +19,7 @@ from test_optimizers import (
     server_error,
     split,
     start_values,
+    steps_on_the_mean_gradient,
 )
 
 import onebit
@@ -126,15 +127,7 @@ def test_sgd_equals_torch_sgd_on_the_mean_gradient(dtype, max_norm):
     history = run_threads(3, lambda c: train(c, onebit.DistributedSGD, groups, {"max_grad_norm": max_norm}, dtype=dtype))
     params = [torch.nn.Parameter(v) for v in start_values(dtype)]
     optimizer = torch.optim.SGD([dict(groups[0], params=params[:3]), dict(groups[1], params=params[3:])])
-    for t in range(1, STEPS + 1):
-        for group, own in zip(optimizer.param_groups, groups):
-            group["lr"] = learning_rate(own["lr"], t)
-        locals_ = [[torch.tensor(g, dtype=dtype) for g in split(local_gradient(t, joined(params), rank))] for rank in range(3)]
-        for p, *gradients in zip(params, *locals_):
-            p.grad = sum(gradients[1:], gradients[0]) / 3
-        if max_norm:
-            torch.nn.utils.clip_grad_norm_(params, max_norm)
-        optimizer.step()
+    for t in steps_on_the_mean_gradient(optimizer, params, groups, dtype, max_norm):
         close = dict(rtol=1e-5, atol=1e-6) if dtype == torch.float32 else dict(rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(history[0][t - 1]["x"], joined(params), **close)
         np.testing.assert_allclose(history[0][t - 1]["m"], joined([optimizer.state[p]["momentum_buffer"] for p in params]), **close)

@@ -3,18 +3,10 @@
 import pytest
 import torch
 from test_behaviour import everything, make, same, step
+from test_dropin import torch_state
 
 import onebit
 from onebit.comm import Single, run_threads
-
-
-def torch_state(kind, **options):
-    params = [torch.nn.Parameter(torch.ones(s)) for s in ((4, 5), (9,))]
-    optimizer = kind(params, lr=0.3, **options)
-    for p in params:
-        p.grad = torch.full_like(p, 0.5)
-    optimizer.step()
-    return optimizer.state_dict()
 
 
 @pytest.mark.parametrize("steps", range(7))

@@ -82,11 +82,6 @@ class LazyVarianceAdam(LocalSteps, CompressedMomentumAdam):
             divisor = part.average
         self._move(part, gathered, torch.where(divisor > 0, divisor, torch.inf))
 
-    def _take_parameters(self, part, parameters):
-        for p, value in zip(part.params, part.layout.views(parameters)):
-            if p in self._moved:
-                p.copy_(value)
-
     # ---- between averages
 
     def _common(self, part):

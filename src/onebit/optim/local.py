@@ -41,7 +41,13 @@ class LocalSteps:
 
     def _build(self, moments):
         super()._build(moments)
-        self._moved = set()  # parameters that the ranks have trained apart; what none has trained stays: a mean of equal numbers may round
+        self._moved = set()  # parameters that the ranks have trained apart
+
+    def _take_parameters(self, part, vector):
+        """x <- its part of `vector`, the mean over the ranks. What no rank has trained stays: a mean of equal numbers may round."""
+        for x, value in zip(part.params, part.layout.views(vector)):
+            if x in self._moved:
+                x.copy_(value)
 
     def _own_factor(self):
         """The clipping factor of this rank's gradients alone; 0 if they are not finite."""

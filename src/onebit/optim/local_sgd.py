@@ -49,9 +49,7 @@ class LocalSGD(LocalSteps, DistributedSGD):
     def _sync(self):
         """x_i <- mean_j x_j and m_i <- mean_j m_j."""
         for part in self._compressed:
-            for x, view in zip(part.params, part.layout.views(self._mean(part.flat(part.params)))):
-                if x in self._moved:
-                    x.copy_(view)
+            self._take_parameters(part, self._mean(part.flat(part.params)))
             if any(group["momentum"] for group, _ in part.spans):
                 self._mean(part.momentum)
             else:

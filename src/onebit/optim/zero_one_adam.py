@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import torch
 
@@ -243,8 +244,7 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
     def _take_facts(self, facts):
         super()._take_facts(facts)
         self._variance_steps = facts.get("variance_updates", self.steps)
-        self._sets = StepSets(self._sets.variance_freeze_step, self._sets.variance_update_scaler, self._sets.local_step_scaler,
-                              self._sets.local_step_clipper)
+        self._sets = replace(self._sets)  # as new
         if "step_sets" in facts:
             self._sets.load_state_dict(facts["step_sets"])
             self._rate_sums, self._decays = list(facts["rate_sums"]), list(facts["decays"])
