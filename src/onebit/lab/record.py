@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import platform
 import subprocess
@@ -15,7 +16,7 @@ COLUMNS = (
     "experiment", "profile", "optimizer", "seed", "commit", "step", "samples", "seconds", "loss", "lr", "phase",
     "variance_l1", "variance_l2", "variance_ratio", "bytes_sent", "bytes_received", "calls",
 )  # fmt: skip
-# A row for each metric, if the task is evaluated.
+# A row for each metric of an evaluation, and for each player's loss if there are several: loss_NAME, whose sum is the loss of curve.csv.
 EVALUATION = (*COLUMNS[:7], "metric", "value")
 VARIANCE = ("variance_l1", "variance_l2", "variance_ratio")
 TRAFFIC = ("bytes_sent", "bytes_received", "calls")
@@ -149,50 +150,54 @@ class Recorder:
         self.started = time.monotonic()
         self.curves = self._start_wandb()
 
-    def row(self, optimizer, *, step: int, samples: int, loss: float, lr: float, phase: str) -> None:
-        """Record the step that `optimizer` has just taken, or skipped."""
+    def row(self, optimizers: list, losses: dict[str, float], *, step: int, samples: int, lr: float, phase: str) -> None:
+        """Record the step that the optimizers, one for each player, have just taken, or skipped; losses: by the player's name."""
         curves = {
             "step": step,
             "samples": samples,
             "seconds": round(self._seconds(), 3),
-            "loss": loss,
+            "loss": sum(losses.values()),
             "lr": float(f"{lr:.6g}"),
             "phase": phase,
-            **self._variance(optimizer, step),
-            **self._traffic(optimizer),
+            **self._variance(optimizers, step),
+            **self._traffic(optimizers),
         }
         self.tables["curve"].write(self.identity | curves)
         if self.curves is not None:
             self.curves.log(curves, step=step)
+        if len(losses) > 1:
+            self.evaluation({f"loss_{name}": loss for name, loss in losses.items()}, step=step, samples=samples)
 
     def evaluation(self, metrics: dict[str, float], *, step: int, samples: int) -> None:
-        """Record what the model is worth after `step`."""
+        """Record what the model is worth after `step`, or the players' losses in it."""
         for metric, value in metrics.items():
             row = {"step": step, "samples": samples, "metric": metric, "value": float(f"{value:.6g}")}
             self.tables["evaluation"].write(self.identity | row)
         if self.curves is not None:
             self.curves.log(metrics, step=step)
 
-    def finish(self, status: str, step: int, optimizer) -> None:
+    def finish(self, status: str, step: int, optimizers: list) -> None:
         """status: finished or diverged."""
-        final = {"step": step, "skipped_steps": step - optimizer.steps, "seconds": round(self._seconds(), 3)}
-        self._write_facts(status, final | self._traffic(optimizer))
+        skipped = step - min(optimizer.steps for optimizer in optimizers)
+        final = {"step": step, "skipped_steps": skipped, "seconds": round(self._seconds(), 3)}
+        self._write_facts(status, final | self._traffic(optimizers))
         for table in self.tables.values():
             table.close()
         if self.curves is not None:
             self.curves.summary["status"] = status
             self.curves.finish()
 
-    def state_dict(self, optimizer) -> dict:
-        before = self._traffic(optimizer) | {"seconds": self._seconds()}
+    def state_dict(self, optimizers: list) -> dict:
+        before = self._traffic(optimizers) | {"seconds": self._seconds()}
         return {"rows": {name: table.count for name, table in self.tables.items()}, "norms": self.norms, "before": before}
 
-    def _variance(self, optimizer, step: int) -> dict:
-        """The norms of the variance, and its change over its memory; nothing for an optimizer that has none."""
-        if "variance" not in optimizer.vectors:
+    def _variance(self, optimizers: list, step: int) -> dict:
+        """The norms of the variance, of all players' parameters in one vector, and its change over its memory; nothing if there is none."""
+        if "variance" not in optimizers[0].vectors:
             return dict.fromkeys(VARIANCE)
-        l1, l2 = optimizer.variance_norms()
-        window = round(1 / (1 - optimizer.param_groups[0]["betas"][1]))
+        each_l1, each_l2 = zip(*(optimizer.variance_norms() for optimizer in optimizers), strict=True)
+        l1, l2 = sum(each_l1), math.hypot(*each_l2)
+        window = round(1 / (1 - optimizers[0].param_groups[0]["betas"][1]))
         earlier = self.norms.get(step - window)
         self.norms = {t: norm for t, norm in self.norms.items() if t > step - window} | {step: l1}
         ratio = float(f"{l1 / earlier:.6g}") if earlier else None
@@ -201,8 +206,8 @@ class Recorder:
     def _seconds(self) -> float:
         return self.before["seconds"] + time.monotonic() - self.started
 
-    def _traffic(self, optimizer) -> dict:
-        return {name: self.before[name] + getattr(optimizer.communication, name) for name in TRAFFIC}
+    def _traffic(self, optimizers: list) -> dict:
+        return {name: self.before[name] + sum(getattr(optimizer.communication, name) for optimizer in optimizers) for name in TRAFFIC}
 
     def _write_facts(self, status: str, final: dict) -> None:
         partial = self.folder / "run.json.partial"

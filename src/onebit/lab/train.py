@@ -18,7 +18,6 @@ import torch
 from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
-from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 from onebit.comm import Communicator
@@ -26,7 +25,8 @@ from onebit.lab.checkpoint import Checkpoints
 from onebit.lab.evaluate import mean_model
 from onebit.lab.launch import WorkerError, hold
 from onebit.lab.options import CONF, wrong_override
-from onebit.lab.precision import DTYPES, LossScale
+from onebit.lab.players import Player
+from onebit.lab.precision import DTYPES
 from onebit.lab.record import ENDED, Recorder, check_folder
 from onebit.lab.run import Run, run_from, worker_device
 from onebit.lab.schedule import Plan
@@ -38,10 +38,12 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
     with turn:
         seed_torch(device, run.seed)
         model = run.task.model().to(device).train()
-    optimizer = run.optimizer(decayed_and_not(model), lr=1.0, communicator=communicator)
-    scheduler = LambdaLR(optimizer, plan.lr)  # times the rate of 1 above
-    scale = LossScale(run.precision)
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scale": scale}
+    players = [
+        Player(name, loss, run.optimizer(decayed_and_not(part), lr=1.0, communicator=communicator), plan.lr, run.precision)
+        for name, (part, loss) in run.task.players(model).items()
+    ]
+    optimizers = [player.optimizer for player in players]
+    parts = {"weights": model} | {player.name: player for player in players}
     checkpoints = Checkpoints(run.folder / "checkpoints", communicator)
     recorder = Recorder(run.folder, facts_of(run, communicator), run.wandb) if rank == 0 else None
     start = begin(run, parts, checkpoints, recorder)
@@ -54,48 +56,45 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
     for step in range(start, plan.steps):
         name, phase, phase_start = plan.at(step)
         if step == phase_start > 0:
-            optimizer.restart_warmup(phase.warmup)
-        optimizer_phase, lr = optimizer.phase, scheduler.get_last_lr()[0]
+            for optimizer in optimizers:
+                optimizer.restart_warmup(phase.warmup)
+        optimizer_phase, lr = optimizers[0].phase, players[0].scheduler.get_last_lr()[0]
 
-        loss = torch.zeros((), device=device)
         number, size = run.micro_batches(phase, communicator.size)
         examples = run.task.batch(run.seed, step, rank, number * size, phase.length)
-        for micro in range(number):
-            batch = {key: tensor[micro * size : (micro + 1) * size].to(device) for key, tensor in examples.items()}
-            accumulates = nullcontext() if micro == number - 1 else optimizer.no_sync()
-            with turn, accumulates:
-                seed_torch(device, run.seed, step, rank, micro)
-                with torch.autocast(device.type, DTYPES[run.precision], enabled=run.precision != "fp32"):
-                    part = run.task.loss(model, batch) / number
-                (part * scale.value).backward()
-            loss += part.detach()
-        scale.unscale(model.parameters())
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
+        losses = {}
+        for player in players:
+            losses[player.name] = loss = torch.zeros((), device=device)
+            for micro in range(number):
+                batch = {key: tensor[micro * size : (micro + 1) * size].to(device) for key, tensor in examples.items()}
+                accumulates = nullcontext() if micro == number - 1 else player.optimizer.no_sync()
+                with turn, accumulates:
+                    seed_torch(device, run.seed, step, rank, micro)
+                    with torch.autocast(device.type, DTYPES[run.precision], enabled=run.precision != "fp32"):
+                        part = player.loss(model, batch) / number
+                    (part * player.scale.value).backward()
+                loss += part.detach()
+            player.step()
 
-        # Gradients that are not finite are skipped by all ranks alike; a smaller loss scale may cure them, else nothing.
-        skipped = optimizer.last_step_skipped
-        diverged = skipped and not scale.can_shrink
-        scale.update(skipped)
+        diverged = any(player.diverged for player in players)
         done = step + 1
         if done % run.record_every == 0 or done == plan.steps or diverged:
-            mean_loss = mean_over_ranks(communicator, loss.item())
-            diverged = diverged or not (math.isfinite(mean_loss) or skipped)
+            losses = {name: mean_over_ranks(communicator, loss.item()) for name, loss in losses.items()}
+            diverged = diverged or not all(math.isfinite(losses[player.name]) or player.skipped for player in players)
             if recorder:
-                recorder.row(optimizer, step=done, samples=done * run.batch, loss=mean_loss, lr=lr, phase=optimizer_phase)
-            sent = tqdm.format_sizeof(optimizer.communication.bytes_sent, "B")
-            bar.set_postfix_str(f"loss {mean_loss:.3f}, {name}, {optimizer_phase}, sent {sent}", refresh=False)
+                recorder.row(optimizers, losses, step=done, samples=done * run.batch, lr=lr, phase=optimizer_phase)
+            sent = tqdm.format_sizeof(sum(optimizer.communication.bytes_sent for optimizer in optimizers), "B")
+            bar.set_postfix_str(f"loss {sum(losses.values()):.3f}, {name}, {optimizer_phase}, sent {sent}", refresh=False)
         bar.update()
         if diverged:
             break
         if run.evaluates_at(done, plan.steps):
             evaluate(run, model, communicator, turn, recorder, step=done)
         if run.checkpoint_every and (done % run.checkpoint_every == 0 or done == plan.steps):
-            checkpoints.save(done, state_of(parts, done, recorder))
+            checkpoints.save(done, state_of(parts, done, recorder and recorder.state_dict(optimizers)))
     bar.close()
     if recorder:
-        recorder.finish("diverged" if diverged else "finished", done, optimizer)
+        recorder.finish("diverged" if diverged else "finished", done, optimizers)
 
 
 def evaluate(
@@ -108,7 +107,9 @@ def evaluate(
     averaged = mean_model(model, communicator)
     if recorder:
         with turn:
-            metrics = run.task.evaluate(averaged.eval(), next(averaged.parameters()).device)
+            device = next(averaged.parameters()).device
+            metrics = run.task.evaluate(averaged.eval(), device)
+            run.task.illustrate(averaged, device, run.folder)
         recorder.evaluation(metrics, step=step, samples=step * run.batch)
 
 
@@ -131,10 +132,9 @@ def begin(run: Run, parts: dict, checkpoints: Checkpoints, recorder: Recorder | 
     return saved["step"] if saved else 0
 
 
-def state_of(parts: dict, step: int, recorder: Recorder | None) -> dict:
+def state_of(parts: dict, step: int, records: dict | None) -> dict:
     """A rank's checkpoint. Data and dropout need no state: they follow from the step."""
-    state = {name: part.state_dict() for name, part in parts.items()}
-    return state | {"step": step, "recorder": recorder and recorder.state_dict(parts["optimizer"])}
+    return {name: part.state_dict() for name, part in parts.items()} | {"step": step, "recorder": records}
 
 
 def facts_of(run: Run, communicator: Communicator) -> dict:

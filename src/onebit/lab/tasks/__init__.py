@@ -1,9 +1,13 @@
 """What is trained: model, data and loss, chosen in the config by `_target_`."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]
 
 
 class Task(ABC):
@@ -26,6 +30,13 @@ class Task(ABC):
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """A scalar, the mean over the batch."""
 
+    def players(self, model: nn.Module) -> dict[str, tuple[nn.Module, Loss]]:
+        """Who trains the model: {name: (the part whose parameters it trains, its loss)}; the loss is of the whole model, and gives no other part gradients.
+
+        In a step they take turns, in this order: each on the same batch, after the one before has stepped, with an optimizer of its own.
+        """
+        return {"model": (model, self.loss)}
+
     def prepare(self) -> None:  # noqa: B027, a task without data need not have it
         """Fetch and cache the data. RuntimeError, with the remedy, if it is not to be had."""
 
@@ -36,6 +47,9 @@ class Task(ABC):
     def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         """Metrics of the model on data that it was not trained on: {name: value}. It may leave the model in evaluation mode."""
         raise NotImplementedError
+
+    def illustrate(self, model: nn.Module, device: torch.device, folder: Path) -> None:  # noqa: B027, few tasks have something to show
+        """After each evaluation: write pictures of what the model does into the run's folder, over those of the evaluation before."""
 
     def flop(self, length: int) -> float:
         """Floating-point operations that an example takes, forward and backward: 6 for each parameter and token."""

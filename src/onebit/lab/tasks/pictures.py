@@ -53,19 +53,30 @@ class HubImages(HubRows):
 
     image, label: the names of the columns.
     title: what a caption calls the data. "(JPEG)" is added to it if the images are stored so, which loses something.
+    crop: `pictures` gives the middle square of so many pixels a side of each image; None: the whole image.
     """
 
-    def __init__(self, *, image: str, label: str, title: str, **options):
+    def __init__(self, *, image: str, label: str, title: str, crop: int | None = None, **options):
         super().__init__(**options)
         self.image, self.label = image, label
         self.plain_title = title
+        self.crop = crop
 
     def fingerprint(self) -> str:
-        return f"{super().fingerprint()} {self.image} {self.label}"
+        return f"{super().fingerprint()} {self.image} {self.label}" + (f" {self.crop}" if self.crop else "")
 
     def pictures(self) -> Iterator[tuple[np.ndarray, int]]:
         for row in self.rows():
-            yield np.asarray(row[self.image].convert("RGB")), row[self.label]
+            yield self._middle(np.asarray(row[self.image].convert("RGB"))), row[self.label]
+
+    def _middle(self, image: np.ndarray) -> np.ndarray:
+        if self.crop is None:
+            return image
+        height, width = image.shape[:2]
+        if self.crop > min(height, width):
+            raise ValueError(f"an image of {width}x{height} pixels has no square of crop={self.crop}: choose a smaller one")
+        top, left = (height - self.crop) // 2, (width - self.crop) // 2
+        return image[top : top + self.crop, left : left + self.crop]
 
     @property
     def title(self) -> str:
