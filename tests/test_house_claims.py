@@ -256,6 +256,20 @@ def test_sgd_may_have_a_learning_rate_of_its_own_but_adams_relatives_share_one(t
         load(tmp_path, "figure_06", "laptop")
 
 
+@pytest.mark.parametrize(("times", "verdicts"), [
+    ({}, ["reproduced"] * 3),
+    ({"loss_discriminator": 0.94, "loss_generator": 1.31, "sliced_wasserstein": 0.5}, ["reproduced"] * 3),  # the paper's own losses; better images
+    ({"loss_discriminator": 0.85, "loss_generator": 1.5, "sliced_wasserstein": 1.3}, ["not reproduced"] * 3),
+])
+def test_faces_are_judged_by_both_losses_and_the_distance(tmp_path, times, verdicts):
+    synthetic.write_faces(tmp_path, **times)
+    rows = load(tmp_path, "figure_08", "laptop")
+    judgements = [judge(claim, rows) for claim in CLAIMS if claim.experiment == "figure_08"]
+    assert [judgement.verdict for judgement in judgements] == verdicts
+    expected = [times.get(metric, 1) - 1 for metric in synthetic.FACES]
+    assert [judgement.interval.mean for judgement in judgements] == pytest.approx(expected)
+
+
 def test_runs_on_other_data_are_not_mixed(tmp_path):
     synthetic.write(tmp_path, "adam", 1, 1.0, experiment="figure_06", accuracy=60)
     other = {"data": {"train": {"sha256": "b"}}}

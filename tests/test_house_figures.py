@@ -27,6 +27,7 @@ def root(tmp_path_factory):
     path = tmp_path_factory.mktemp("results")
     synthetic.write_all(path)
     synthetic.write_images(path)
+    synthetic.write_faces(path)
     return path
 
 
@@ -133,6 +134,22 @@ def test_the_caption_of_images_says_what_was_run_and_what_is_evaluated(root):
     for part in ("a small ResNet, 4 workers", "64 samples a step", "mean of the workers' models on 10,000 test images",
                  "ResNet-18 on CIFAR-10 (all 50,000 training images, 8 workers), 1,024 samples a step, 9,800 steps, T_w = 637"):
         assert part in text
+
+
+def test_the_caption_of_faces_says_what_was_run_and_what_the_paper_leaves_out(root):
+    records = results.load_records(root, "figure_08", "laptop")
+    text = figures.caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
+    for part in ("a small DCGAN, 4 workers", "Distance: made up.",
+                 "DCGAN on CelebA (more than 200,000 images", "not stated), 8,000 steps, T_w = 1,600"):
+        assert part in text
+
+
+def test_faces_are_drawn_with_both_players_losses_and_samples_of_one_seed(root):
+    _, drawing = drawn("figure_08", root)
+    ends = [[line.get_ydata()[-1] for line in axes.lines] for axes in drawing.axes[:2]]
+    assert ends == [pytest.approx([0.8 * 1.2] * 2), pytest.approx([2.4 * 1.2] * 2)]
+    assert [axes.get_title() for axes in drawing.axes[4:]] == ["Adam, seed 1: distance 0.066", "1-bit Adam, seed 1: distance 0.066"]
+    assert all(axes.images[0].get_array()[0, 0, 0] == pytest.approx(0.1, abs=0.01) for axes in drawing.axes[4:])
 
 
 def test_a_figure_without_runs_says_how_to_make_them(tmp_path):

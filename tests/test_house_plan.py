@@ -22,12 +22,21 @@ def test_the_papers_profile_on_images_is_the_papers_run(name):
         assert part in text
 
 
+def test_the_papers_profile_on_faces_is_radfords_network_for_the_papers_steps():
+    """DCGAN's generator has 3,576,704 parameters, its discriminator 2,765,568."""
+    text = describe("figure_08", "paper", MACHINES["paper"])
+    for part in ("6,342,272 parameters", "data        flwrlabs/celeba\n", "8,000 steps", "T_w = 1,600", "128 examples a step", "8 workers x 1 x 16"):
+        assert part in text
+
+
 def test_the_asked_number_of_workers_is_taken():
     assert "16 workers x 1 x 64" in describe("figure_06", "paper", MACHINES["paper"], workers=16)
 
 
 @pytest.mark.parametrize("profile", ["smoke", "laptop"])
-@pytest.mark.parametrize(("name", "phase", "share"), [("figure_04", "seq128", 23 / 152), ("figure_06", "train", 13 / 200)])
+@pytest.mark.parametrize(("name", "phase", "share"), [
+    ("figure_04", "seq128", 23 / 152), ("figure_06", "train", 13 / 200), ("figure_08", "train", 0.2),
+])
 def test_a_smaller_profile_keeps_the_share_of_warm_up(profile, name, phase, share):
     text = describe(name, profile, MACHINES[profile])
     steps, warmup = (int(text.split(before)[1].split(after)[0].replace(",", "")) for before, after in ((phase, "steps"), ("T_w = ", ",")))

@@ -22,10 +22,11 @@ from .looks import LOOKS, PAPER_NAMES, look
 from .record import ROOT
 from .results import PROFILES, RESULTS, load_records, load_rows, paper_curve, paper_curves, paper_note, paper_number, require_alike
 
-# The paper's run that an experiment reproduces: its name, then its size, batch, steps and T_w in results/paper/numbers.csv.
+# The paper's run that an experiment reproduces: its name, then its size, batch (None: not stated), steps and T_w in results/paper/numbers.csv.
 PAPER_RUNS = {
     "figure_04": ("BERT-Large", "bert_large_parameters", "batch", "bert_large_128_steps", "bert_large_128_warmup"),
     "figure_06": ("ResNet-18 on CIFAR-10", "resnet18_images", "resnet18_batch", "resnet18_steps", "resnet18_warmup"),
+    "figure_08": ("DCGAN on CelebA", "dcgan_images", None, "dcgan_steps", "dcgan_warmup"),
 }
 POINTS = 100  # each point of a curve averages 1% of the steps, if so many are recorded
 
@@ -133,19 +134,22 @@ def caption(rows: pd.DataFrame, records: list[dict]) -> str:
     point = f"a point averages {1 / POINTS:.0%} of the steps" if recorded > POINTS else "each recorded step is a point"
     frozen = [record for record in records if record["optimizer"] == "onebit_adam"]
     name, size, batch, steps, paper_warmup = PAPER_RUNS[first["experiment"]]
+    paper_batch = f"{paper_number(batch):,.0f} samples a step, " if batch else ""
     warmup = f", T_w\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{frozen[0]['warmup_steps']:,}" if frozen else ""
     return (
         f"Line: mean of n = {seeds} seed{'s' * (seeds != 1)}; band: lowest to highest seed; {point}. "
         f"Ours, profile {first['profile']}: {describe(first)}, {first['config']['batch']:,} samples a step, "
         f"{first['total_steps']:,} steps{warmup}. {evaluated(first)}"
         f"The paper (curves digitised): {name} ({paper_note(size)}), "
-        f"{paper_number(batch):,.0f} samples a step, {paper_number(steps):,.0f} steps, "
+        f"{paper_batch}{paper_number(steps):,.0f} steps, "
         f"T_w\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{paper_number(paper_warmup):,.0f}."
     )
 
 
 def evaluated(record: dict) -> str:
-    """What the accuracy is of, if the run was evaluated."""
+    """What the run was evaluated by, if it was: in the task's own words, or else the accuracy."""
+    if "evaluated" in record:
+        return f"{record['evaluated']} "
     if "test" not in record.get("data", ()):
         return ""
     return f"Accuracy: of the mean of the workers' models on {record['data']['test']['images']:,} test images; each evaluation is a point. "

@@ -36,6 +36,10 @@ PAPER_NAMES = {
     "8-bit variance": "adam_variance_8bit",
     "lazy variance tau=3": "lazy_variance_3",
     "lazy variance tau=5": "lazy_variance_5",
+    "Discriminator (Adam)": "adam",
+    "Discriminator (1-bit Adam)": "onebit_adam",
+    "Generator (Adam)": "adam",
+    "Generator (1-bit Adam)": "onebit_adam",
 }
 
 

@@ -11,6 +11,7 @@ PAPER = RESULTS / "paper"
 PROFILES = ("smoke", "laptop", "paper")
 SEEDS = (1, 2, 3, 4)  # of the results
 TUNING_SEED = 0  # it served to choose the model's size and the learning rate, so it is none of the results
+FROM_RECORD = ("status", "warmup_steps", "total_steps", "folder")  # what every row of a run is told of it
 OWN = {"seed", "optimizer", "method"}  # options in which runs that are compared may differ
 
 
@@ -78,7 +79,7 @@ def load_rows(records: list[dict], live: bool = False) -> pd.DataFrame:
     """The rows of curve.csv of all these runs.
 
     Columns: those of curve.csv, then the metrics of evaluation.csv, defined at the steps that it has, then from run.json `status`,
-    `warmup_steps` and `total_steps`, then `live`. No runs: an empty frame with the same columns, but for the metrics.
+    `warmup_steps` and `total_steps`, the run's `folder`, then `live`. No runs: an empty frame with the same columns, but for the metrics.
     """
     frames = []
     for record in records:
@@ -86,9 +87,9 @@ def load_rows(records: list[dict], live: bool = False) -> pd.DataFrame:
         if (record["folder"] / "evaluation.csv").exists():
             evaluation = pd.read_csv(record["folder"] / "evaluation.csv")
             rows = rows.merge(evaluation.pivot(index="step", columns="metric", values="value"), on="step", how="left", validate="one_to_one")
-        frames.append(rows.assign(live=live, **{key: record[key] for key in ("status", "warmup_steps", "total_steps")}))
+        frames.append(rows.assign(live=live, **{key: record[key] for key in FROM_RECORD}))
     if not frames:
-        return pd.DataFrame(columns=[*COLUMNS, "live", "status", "warmup_steps", "total_steps"])
+        return pd.DataFrame(columns=[*COLUMNS, "live", *FROM_RECORD])
     return pd.concat(frames, ignore_index=True)
 
 

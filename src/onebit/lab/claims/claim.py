@@ -81,8 +81,8 @@ def finished(rows: pd.DataFrame, optimizer: str) -> pd.DataFrame:
     return rows[(rows.optimizer == optimizer) & (rows.status == "finished")]
 
 
-def paper_tails(figure: str, curve: str) -> list[float]:
-    """Means of a curve of the paper and of Adam's over the last TAIL of the samples that both have."""
-    curves = [paper_curve(figure, name) for name in (curve, "Adam")]
+def paper_tails(figure: str, curve: str, reference: str = "Adam") -> list[float]:
+    """Means of a curve of the paper and of the reference's over the last TAIL of the samples, or steps, that both have."""
+    curves = [paper_curve(figure, name) for name in (curve, reference)]
     end = min(points.x.max() for points in curves)
     return [points.y[(points.x > (1 - TAIL) * end) & (points.x <= end)].mean() for points in curves]

@@ -31,9 +31,10 @@ class Task(ABC):
         """A scalar, the mean over the batch."""
 
     def players(self, model: nn.Module) -> dict[str, tuple[nn.Module, Loss]]:
-        """Who trains the model: {name: (the part whose parameters it trains, its loss)}; the loss is of the whole model, and gives no other part gradients.
+        """Who trains the model: {name: (the part whose parameters it trains, its loss)}.
 
         In a step they take turns, in this order: each on the same batch, after the one before has stepped, with an optimizer of its own.
+        A loss is given the whole model, and must leave no gradients in the other parts.
         """
         return {"model": (model, self.loss)}
 
