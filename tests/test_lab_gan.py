@@ -145,7 +145,7 @@ def test_traffic_and_skipped_steps_are_those_of_both_players(options, tmp_path):
     run_of(options("run", "workers=2", "optimizer=adam"))
     size = sum(parameter.numel() for parameter in run_from(composed(options("unused"))).task.model().parameters())
     record = json.loads((tmp_path / "run/run.json").read_text())
-    assert record["final"]["bytes_sent"] == pytest.approx(12 * 4 * size, rel=0.01)
+    assert record["final"]["bytes_sent"] == pytest.approx(12 * 4 * size, rel=0.05)  # padding and flags, too
     assert record["final"]["skipped_steps"] == 0
     assert int(rows(tmp_path / "run", "curve", COLUMNS)[-1]["bytes_sent"]) == record["final"]["bytes_sent"]
 
