@@ -34,8 +34,8 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def options(cache, tmp_path):
     """Options of a run of 12 steps, T_w = 2, evaluated after 6 and 12, into tmp_path / name."""
-    return lambda name, *more: ["profile=smoke", "experiment=figure_08", "scale.steps=666", "evaluate_every=6", "batch=12", "task.subset=100",
-                                "task.test_subset=64", "progress=false", "checkpoint_every=5", f"cache={cache}", f"output={tmp_path / name}",
+    return lambda name, *more: ["profile=smoke", "experiment=figure_08", "scale.steps=666", "evaluate_every=6", "batch=12", "task.train.count=100",
+                                "task.test.count=64", "progress=false", "checkpoint_every=5", f"cache={cache}", f"output={tmp_path / name}",
                                 "comm=threads", *more]  # fmt: skip
 
 
@@ -95,17 +95,19 @@ def test_the_losses_are_the_logarithms_of_the_papers_equations(small):
 
 
 def test_two_players_take_turns_as_with_two_optimizers_of_torch(options, tmp_path):
-    """The generator meets the discriminator after its step: losses as of a plain loop over two of torch's SGD, on the same batches."""
-    arguments = options("run", "workers=1", "optimizer=sgd", "+scale.sgd_lr=0.05")
+    """The generator meets the discriminator after its step: losses as of a plain loop over two of torch's SGD, whose rates halve every 4 steps."""
+    arguments = options("run", "workers=1", "optimizer=sgd", "+scale.sgd_lr=0.05", "phases.train.lr.factor=0.5", "phases.train.lr.every=2664")
     run_of(arguments)
     task = run_from(composed(arguments)).task
     seed_torch(torch.device("cpu"), 1)
     model = task.model().train()
-    players = [(name, loss, torch.optim.SGD(part.parameters(), lr=0.05)) for name, (part, loss) in task.players(model).items()]
-    losses = {name: [] for name, *_ in players}
+    in_order = (("discriminator", task.discriminator_loss), ("generator", task.loss))
+    players = [(name, loss, torch.optim.SGD(model[name].parameters(), lr=0.05)) for name, loss in in_order]
+    losses = {name: [] for name, _ in in_order}
     for step in range(12):
         batch = task.batch(1, step, 0, 12, 1)
         for name, loss, optimizer in players:
+            optimizer.param_groups[0]["lr"] = 0.05 * 0.5 ** (step // 4)
             optimizer.zero_grad()
             value = sum(loss(model, {key: tensor[part] for key, tensor in batch.items()}) for part in (slice(0, 6), slice(6, 12))) / 2
             value.backward()
