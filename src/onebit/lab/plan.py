@@ -52,8 +52,8 @@ def sources(options: dict) -> list[str]:
 
 
 def data_of(task: dict) -> dict:
-    """The parts of a task's options that read data: a text, or the train and test split."""
-    return {name: task[name] for name in ("text", "train", "test") if name in task}
+    """The parts of a task's options that read data: a text, all splits, or the train and test split."""
+    return {name: task[name] for name in ("text", "data", "train", "test") if name in task}
 
 
 def launch(arguments: str, machine: Machine, profile: str) -> list[str]:

@@ -15,7 +15,7 @@ from onebit.lab.schedule import Phase
 from onebit.lab.tasks import Task
 
 # Options that only other options read, as ${...}.
-REFERRED_TO = ("beta2", "cache", "data_root", "lr", "max_grad_norm", "micro_batch", "scale", "warmup_steps", "workers")
+REFERRED_TO = ("beta2", "cache", "data_root", "glue", "lr", "max_grad_norm", "micro_batch", "scale", "warmup_steps", "workers")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,8 +153,8 @@ def facts_of(run: Run, communicator: Communicator) -> dict:
 
 
 def decayed_and_not(model: torch.nn.Module) -> list[dict]:
-    """Parameter groups: no weight decay on biases and normalisations, which are the vectors among the parameters."""
-    named = list(model.named_parameters())
+    """Parameter groups of what is trained: no weight decay on biases and normalisations, which are the vectors among the parameters."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [
         {"params": [(name, p) for name, p in named if p.ndim > 1]},
         {"params": [(name, p) for name, p in named if p.ndim <= 1], "weight_decay": 0.0},

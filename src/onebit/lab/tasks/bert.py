@@ -36,10 +36,7 @@ class BertPretraining(Task):
         self.cache = Path(cache).expanduser()
 
     def model(self) -> torch.nn.Module:
-        unknown = set(self.model_config) - set(BertConfig().to_dict())
-        if unknown:
-            raise ValueError(f"BertConfig has no {', '.join(sorted(unknown))}: see transformers.BertConfig for its keywords.")
-        return BertForPreTraining(BertConfig(**self.model_config))
+        return BertForPreTraining(bert_config(self.model_config))
 
     def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return model(**batch).loss
@@ -114,3 +111,10 @@ class BertPretraining(Task):
         pieces = random.integers(len(self.corpus.special), self.corpus.vocab_size, words.shape)
         replaced = np.where(fate >= 1 - RANDOM, pieces, replaced)
         return np.where(chosen, replaced, inputs), np.where(chosen, inputs, IGNORED)
+
+
+def bert_config(keywords: dict) -> BertConfig:
+    unknown = set(keywords) - set(BertConfig().to_dict()) - {"num_labels"}  # which BertConfig stores under another name
+    if unknown:
+        raise ValueError(f"BertConfig has no {', '.join(sorted(unknown))}: see transformers.BertConfig for its keywords.")
+    return BertConfig(**keywords)
