@@ -168,7 +168,7 @@ def load_figure(name: str) -> ModuleType:
     """The module experiments/<name>.py, e.g. figure_04."""
     path = ROOT / "experiments" / f"{name}.py"
     if not path.exists():
-        there = ", ".join(sorted(p.stem for p in path.parent.glob("figure_*.py")))
+        there = ", ".join(sorted(p.stem for kind in ("figure", "table") for p in path.parent.glob(f"{kind}_*.py")))
         raise ValueError(f"there is no experiment {name!r}; there are {there}")
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -188,15 +188,22 @@ def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Pat
     require_alike(records + live, apart_from=("corpus_sha256", "data"))
     frames = [load_rows(found, live=found is live) for found in (records, live) if found]
     if not frames:
-        number = int(name.split("_")[1])
-        remedy = f"plan-figure-{number} PROFILE=paper says how to launch"
-        if profile != "paper":
-            remedy = f"reproduce-figure-{number} PROFILE={profile} makes"
-        raise FileNotFoundError(f"no finished runs of {module.EXPERIMENT}, profile {profile}, under {root}: make {remedy} them")
+        raise no_runs(name, module.EXPERIMENT, profile, root)
     rows = pd.concat(frames, ignore_index=True)
     drawing = module.plot(rows)
     path = (live_root or root) / "figures" / (name if profile == "laptop" else f"{name}_{profile}")
     return write(drawing, caption(rows, records + live), path)
+
+
+def target(name: str) -> str:
+    """What make calls an experiment's file: figure_04 -> figure-4."""
+    kind, _, number = name.partition("_")
+    return f"{kind}-{number.lstrip('0')}"
+
+
+def no_runs(name: str, experiment: str, profile: str, root: Path) -> FileNotFoundError:
+    remedy = f"plan-{target(name)} PROFILE=paper says how to launch" if profile == "paper" else f"reproduce-{target(name)} PROFILE={profile} makes"
+    return FileNotFoundError(f"no finished runs of {experiment}, profile {profile}, under {root}: make {remedy} them")
 
 
 def write(drawing: Figure, text: str, path: Path) -> Path:

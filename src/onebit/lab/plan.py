@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from .claims.bert import volume_share
-from .figures import load_figure
+from .figures import load_figure, target
 from .options import composed
 from .results import SEEDS
 from .run import Run, run_from
+from .tables import experiments
 
 
 @dataclass(frozen=True)
@@ -68,18 +69,22 @@ def launch(arguments: str, machine: Machine, profile: str) -> list[str]:
 
 def describe(name: str, profile: str, machine: Machine, workers: int | None = None) -> str:
     """The plan as text. workers: by default the machine's, but in the paper's profile no more than the batch has micro-batches."""
-    figure = load_figure(name)
-    arguments = [f"experiment={figure.EXPERIMENT}", f"profile={profile}"]
+    module = load_figure(name)
+    return "\n\n".join(describe_experiment(name, experiment, module.OPTIMIZERS, profile, machine, workers) for experiment in experiments(module))
+
+
+def describe_experiment(name: str, experiment: str, optimizers: tuple[str, ...], profile: str, machine: Machine, workers: int | None) -> str:
+    arguments = [f"experiment={experiment}", f"profile={profile}"]
     if workers is None:
         config = composed(arguments)
         workers = min(machine.workers, config.batch // config.micro_batch) if profile == "paper" else machine.workers
     machine = replace(machine, workers=workers)
-    runs = [run_from(composed([*arguments, f"optimizer={optimizer}", f"workers={machine.workers}"])) for optimizer in figure.OPTIMIZERS]
+    runs = [run_from(composed([*arguments, f"optimizer={optimizer}", f"workers={machine.workers}"])) for optimizer in optimizers]
     run = runs[0]
     size = parameters(run)
     samples = run.batch * sum(phase.steps for phase in run.phases.values())
     flop = run.batch * sum(phase.steps * run.task.flop(phase.length) for phase in run.phases.values())
-    lines = [f"{name}, profile {profile}: experiment {figure.EXPERIMENT}, {', '.join(run.method for run in runs)}",
+    lines = [f"{name}, profile {profile}: experiment {experiment}, {', '.join(run.method for run in runs)}",
              f"model       {size:,} parameters (built on the meta device)",
              f"data        {', '.join(sources(data_of(run.config['task'])))}"]
     for phase_name, phase in run.phases.items():
@@ -94,7 +99,7 @@ def describe(name: str, profile: str, machine: Machine, workers: int | None = No
         exchange = f", {hours(8 * volume / machine.gbits / 1e9)} at {machine.gbits} Gbit/s (--gbits)" if machine.gbits else ""
         lines.append(f"volume      {method}: {size_text(volume)} sent by a worker{exchange}")
     lines.append(f"launch      for each NAME of {', '.join(run.method for run in runs)}, with seed {', '.join(map(str, SEEDS))}; "
-                 f"{'one of' if profile == 'paper' else 'or make reproduce-figure-' + str(int(name.split('_')[1]))}")
+                 f"{'one of' if profile == 'paper' else 'or make reproduce-' + target(name)}")
     lines += ["  " + command for command in launch(" ".join([*arguments, "optimizer=NAME", f"seed={SEEDS[0]}"]), machine, profile)]
     return "\n".join(lines)
 

@@ -22,19 +22,20 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from .claims import CLAIMS, statistic_by_seed
-from .figures import load_figure, save
+from .figures import load_figure, target
 from .judge import consistent, judge, show
 from .options import composed
 from .record import ENDED, ROOT, commit, read_run
 from .results import PROFILES, RESULTS, SEEDS, TUNING_SEED, differing, load, require_alike, run_folder
 from .run import run_from
+from .tables import experiments, save
 
 LIVE = RESULTS / "live"
 
 
 def runs_of(modules: list) -> list[tuple[str, str]]:
     """The (experiment, optimizer) pairs that the figures read, each once."""
-    return list(dict.fromkeys((module.EXPERIMENT, optimizer) for module in modules for optimizer in module.OPTIMIZERS))
+    return list(dict.fromkeys((experiment, optimizer) for module in modules for experiment in experiments(module) for optimizer in module.OPTIMIZERS))
 
 
 def new_seed(experiment: str, profile: str) -> int:
@@ -170,8 +171,7 @@ def parse() -> argparse.Namespace:
     if TUNING_SEED in (options.seeds or ()):
         parser.exit(2, f"error: seed {TUNING_SEED} served to choose size and learning rate, so it is none of the results: choose others\n")
     if options.profile == "paper":
-        number = int(next(iter(options.figures)).split("_")[1])
-        parser.error(f"the paper's profile runs on a cluster: make plan-figure-{number} PROFILE=paper prints how to launch it")
+        parser.error(f"the paper's profile runs on a cluster: make plan-{target(next(iter(options.figures)))} PROFILE=paper prints how to launch it")
     return options
 
 

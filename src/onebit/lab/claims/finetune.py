@@ -1,0 +1,98 @@
+"""Fine-tuning: SQuAD 1.1 and GLUE (Table 3), judged by the runs of Table 3.
+
+The score of a run is its metric after the last step, in %: F1 on SQuAD, on GLUE the official metric of the task, where there are two the
+accuracy (MRPC, QQP) or Spearman's correlation (STS-B). Differences are in points, paired by seed.
+
+In Table 3 what differs is the pre-training, and Adam fine-tunes; a laptop cannot pre-train a BERT. Ours asks more: the fine-tuning itself
+is done with 1-bit Adam, as the paper does on SQuAD, from the same pretrained weights.
+
+MARGIN, how far apart two scores may be and still count as the same: in Table 3 those of 1-bit Adam, which the paper calls the same or
+better, differ from Adam's by at most 1.7 points (CoLA, BERT-Large); those of LAMB with basic 1-bit compression, which the 1-bit LAMB paper
+rejects, lie up to 6.9 points below LAMB's. 2 points let the first pass and stop the second.
+
+SQUAD_MARGIN, at the paper's own scale: 1-bit Adam is 0.01 points from the F1 it is compared with, and in the 1-bit LAMB paper 1.5 points are
+called a loss. Half a point lies between.
+"""
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from ..results import paper_number
+from .claim import Claim, Statistic, finished, infinite_where_diverged
+
+MARGIN = 0.02
+SQUAD_MARGIN = 0.005
+# Of each experiment of Table 3, the metric that is compared.
+METRICS = {
+    "squad": "f1", "glue_rte": "accuracy", "glue_mrpc": "accuracy", "glue_cola": "matthews", "glue_sst2": "accuracy", "glue_qnli": "accuracy",
+    "glue_qqp": "accuracy", "glue_mnli": "accuracy", "glue_stsb": "spearman",
+}  # fmt: skip
+
+
+def final_score(rows: pd.DataFrame, optimizer: str, metric: str) -> pd.Series:
+    """The metric after the last step, in %, by seed, of the runs that finished."""
+    if metric not in rows:  # nothing was evaluated
+        return pd.Series(dtype=float)
+    rows = finished(rows, optimizer)
+    return rows[rows.step == rows.total_steps].set_index("seed")[metric].dropna().astype(float)
+
+
+def loss_of_score(optimizer: str, metric: str) -> Statistic:
+    """(Adam's score - the optimizer's) / 100, by seed; none where Adam diverged, infinite where only the other did."""
+
+    def statistic(rows: pd.DataFrame) -> pd.Series:
+        scores = infinite_where_diverged(-final_score(rows, optimizer, metric), rows, optimizer)
+        return ((final_score(rows, "adam", metric) + scores) / 100).dropna()
+
+    return statistic
+
+
+def scores(optimizer: str, metric: str) -> Callable[[pd.DataFrame], str]:
+    """The mean scores of an optimizer and of Adam, over the runs that finished, and how many did not."""
+
+    def text(rows: pd.DataFrame) -> str:
+        diverged = rows[(rows.optimizer == optimizer) & (rows.status == "diverged")].seed.nunique()
+        means = [final_score(rows, name, metric).mean() for name in (optimizer, "adam")]
+        return f"{metric} {means[0]:.1f}" + f" ({diverged} diverged)" * bool(diverged) + f", Adam {means[1]:.1f}"
+
+    return text
+
+
+def paper_scores(one: str, reference: str, kind: str) -> Callable[[], str]:
+    """Two numbers of the paper and what the first lies below the second."""
+
+    def text() -> str:
+        score, other = paper_number(one), paper_number(reference)
+        return f"{(other - score) / 100:+.1%} ({kind} {score:g}, Adam {other:g})"
+
+    return text
+
+
+def like_adam(name: str, statement: str, place: str, experiment: str, paper: Callable[[], str], profile: str = "laptop", margin: float = MARGIN) -> Claim:
+    metric = METRICS[experiment]
+    rule = f"the difference between Adam's {metric} and its, paired by seed, lies within ±{100 * margin:g} points"
+    return Claim(name, statement, place, experiment, profile, loss_of_score("onebit_adam", metric), (-margin, margin), rule,
+                 scores("onebit_adam", metric), paper, "+.1%")
+
+
+def on_glue(name: str, task: str, title: str, metric: str) -> Claim:
+    """The paper's numbers are those of BERT-Base."""
+    if task == "stsb":
+        paper = paper_scores("lamb_table_3_onebit_lamb_stsb", "lamb_table_3_lamb_stsb", "1-bit LAMB")
+    else:
+        paper = paper_scores(f"table_3_base_onebit_adam_{task}", f"table_3_base_adam_{task}", metric)
+    place = "1-bit LAMB, Table 3" if task == "stsb" else "Table 3"
+    return like_adam(name, f"On {title}, fine-tuning with 1-bit Adam scores like fine-tuning with Adam", place, f"glue_{task}", paper)
+
+
+ON_SQUAD = paper_scores("squad_f1_onebit_adam", "squad_f1_adam", "F1")
+
+CLAIMS = (
+    like_adam("C20", "Fine-tuned on SQuAD 1.1 with 1-bit Adam, BERT answers like one fine-tuned with Adam", "Section 7.1", "squad", ON_SQUAD),
+    like_adam("C21", "So does BERT-Large", "Section 7.1", "squad", ON_SQUAD, "paper", SQUAD_MARGIN),
+    on_glue("C22", "cola", "CoLA", "Matthews' correlation"),
+    on_glue("C23", "sst2", "SST-2", "accuracy"),
+    on_glue("C24", "stsb", "STS-B", "Spearman's correlation"),
+    on_glue("C25", "rte", "RTE", "accuracy"),
+)

@@ -1,0 +1,85 @@
+"""Tables: our scores beside the papers', as Markdown and as CSV.
+
+A table is a file experiments/table_NN.py with EXPERIMENTS, OPTIMIZERS, NOTE and table(rows by experiment); see `main`.
+"""
+
+import argparse
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+
+from . import figures
+from .looks import LOOKS
+from .results import PROFILES, RESULTS, load_records, load_rows, require_alike
+
+PARTS = ("", " low", " high", " n")  # the columns that an optimizer has
+
+
+def experiments(module: ModuleType) -> tuple[str, ...]:
+    """The experiments whose runs a table or a figure reads."""
+    return module.EXPERIMENTS if hasattr(module, "EXPERIMENTS") else (module.EXPERIMENT,)
+
+
+def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Path | None = None) -> Path:
+    """Write figures/<name>.md and .csv of the committed runs under `root`, or of the live ones alone; a figure is drawn, see `figures.save`."""
+    if hasattr(module, "plot"):
+        return figures.save(module, name, profile, root, live_root)
+    root = live_root or root
+    records = {experiment: load_records(root, experiment, profile, module.OPTIMIZERS) for experiment in module.EXPERIMENTS}
+    for found in records.values():
+        require_alike(found)
+    if not any(records.values()):
+        raise figures.no_runs(name, " or ".join(module.EXPERIMENTS), profile, root)
+    frame = module.table({experiment: load_rows(found) for experiment, found in records.items()})
+    path = root / "figures" / (name if profile == "laptop" else f"{name}_{profile}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(path.with_suffix(".csv"), index=False, float_format="%.6g")
+    path.with_suffix(".md").write_text(text(module, frame, records, profile), encoding="utf-8")
+    return path.with_suffix(".md")
+
+
+def text(module: ModuleType, frame: pd.DataFrame, records: dict[str, list[dict]], profile: str) -> str:
+    """The table under its title and over its caption: what was run, from run.json."""
+    ran = [f"- {experiment}: {figures.describe(found[0])}; {found[0]['config']['batch']:,} samples a step, {found[0]['total_steps']:,} steps, "
+           f"T_w = {max(record['warmup_steps'] for record in found):,}" for experiment, found in records.items() if found]
+    return "\n".join([f"# {module.__doc__.splitlines()[0]}", "", markdown(shown(frame)), "", module.NOTE, "", f"Ours, profile {profile}:", "", *ran, ""])
+
+
+def ours(scores: dict[str, pd.Series]) -> dict:
+    """The columns of each optimizer: mean, lowest and highest score and number of seeds, of its scores by seed."""
+    found = {}
+    for optimizer, score in scores.items():
+        values = (score.mean(), score.min(), score.max(), len(score))
+        found |= {LOOKS[optimizer][0] + part: value for part, value in zip(PARTS, values, strict=True)}
+    return found
+
+
+def shown(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same as text, an optimizer's columns in one."""
+    cells = {}
+    for name in frame.columns:
+        if name + " low" in frame:
+            cells[f"ours: {name}"] = [f"{mean:.1f} ({low:.1f} to {high:.1f}, n = {n:.0f})" if n else ""
+                                      for mean, low, high, n in frame[[name + part for part in PARTS]].itertuples(index=False)]
+        elif not name.endswith(PARTS[1:]):
+            cells[name] = ["" if pd.isna(value) else value if isinstance(value, str) else f"{value:g}" for value in frame[name]]
+    return pd.DataFrame(cells)
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.values.tolist()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main(file: str) -> None:
+    """Write the table of an experiments file from the committed CSV."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--profile", default="laptop", choices=PROFILES)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder that holds runs/ and figures/")
+    options = parser.parse_args()
+    name = Path(file).stem
+    try:
+        print(save(figures.load_figure(name), name, options.profile, options.results))
+    except (FileNotFoundError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None
