@@ -19,10 +19,10 @@ PAPERS = {
     "Large: 1-bit LAMB": "lamb_table_3_onebit_lamb",
 }  # fmt: skip
 NOTE = (
-    "In %. Ours: mean (lowest to highest seed, number of seeds) after the last step, on the public development sets; fine-tuned with the optimizer of "
-    "the column. The papers: what differs on GLUE is the optimizer of the *pre-training*, and Adam fine-tunes, median of 10 and 32 runs; on SQuAD it is "
-    "the optimizer of the fine-tuning, and Adam's number is Hugging Face's. Of MRPC and QQP the papers' numbers are accuracies and of STS-B Spearman's "
-    "correlation: the papers do not say so, but what they quote from Devlin et al. is."
+    "In %. Ours: mean (lowest to highest seed, number of seeds) after the last step, on the public development sets; fine-tuned with the optimizer "
+    "of the column. The papers: what differs on GLUE is the optimizer of the *pre-training*, and Adam fine-tunes, median of 10 and 32 runs; on SQuAD "
+    "it is the optimizer of the fine-tuning, and Adam's number is Hugging Face's. Of MRPC and QQP the papers' numbers are accuracies and of STS-B "
+    "Spearman's correlation: the papers do not say so, but what they quote from Devlin et al. is."
 )
 
 

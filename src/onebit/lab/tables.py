@@ -30,7 +30,7 @@ def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Pat
     for found in records.values():
         require_alike(found)
     if not any(records.values()):
-        raise figures.no_runs(name, " or ".join(module.EXPERIMENTS), profile, root)
+        raise figures.no_runs(name, ", ".join(module.EXPERIMENTS), profile, root)
     frame = module.table({experiment: load_rows(found) for experiment, found in records.items()})
     path = root / "figures" / (name if profile == "laptop" else f"{name}_{profile}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,8 @@ def text(module: ModuleType, frame: pd.DataFrame, records: dict[str, list[dict]]
     """The table under its title and over its caption: what was run, from run.json."""
     ran = [f"- {experiment}: {figures.describe(found[0])}; {found[0]['config']['batch']:,} samples a step, {found[0]['total_steps']:,} steps, "
            f"T_w = {max(record['warmup_steps'] for record in found):,}" for experiment, found in records.items() if found]
-    return "\n".join([f"# {module.__doc__.splitlines()[0]}", "", markdown(shown(frame)), "", module.NOTE, "", f"Ours, profile {profile}:", "", *ran, ""])
+    lines = [f"# {module.__doc__.splitlines()[0]}", "", markdown(shown(frame)), "", module.NOTE, "", f"Ours, profile {profile}:", "", *ran]
+    return "\n".join(lines) + "\n"
 
 
 def ours(scores: dict[str, pd.Series]) -> dict:

@@ -69,7 +69,7 @@ def paper_scores(one: str, reference: str, kind: str) -> Callable[[], str]:
     return text
 
 
-def like_adam(name: str, statement: str, place: str, experiment: str, paper: Callable[[], str], profile: str = "laptop", margin: float = MARGIN) -> Claim:
+def like_adam(name: str, statement: str, place: str, experiment: str, paper: Callable[[], str], *, profile="laptop", margin=MARGIN) -> Claim:
     metric = METRICS[experiment]
     rule = f"the difference between Adam's {metric} and its, paired by seed, lies within ±{100 * margin:g} points"
     return Claim(name, statement, place, experiment, profile, loss_of_score("onebit_adam", metric), (-margin, margin), rule,
@@ -90,7 +90,8 @@ ON_SQUAD = paper_scores("squad_f1_onebit_adam", "squad_f1_adam", "F1")
 
 CLAIMS = (
     like_adam("C20", "Fine-tuned on SQuAD 1.1 with 1-bit Adam, BERT answers like one fine-tuned with Adam", "Section 7.1", "squad", ON_SQUAD),
-    like_adam("C21", "So does BERT-Large", "Section 7.1", "squad", ON_SQUAD, "paper", SQUAD_MARGIN),
+    like_adam("C21", "So does BERT-Large", "Section 7.1", "squad", ON_SQUAD,
+              profile="paper", margin=SQUAD_MARGIN),
     on_glue("C22", "cola", "CoLA", "Matthews' correlation"),
     on_glue("C23", "sst2", "SST-2", "accuracy"),
     on_glue("C24", "stsb", "STS-B", "Spearman's correlation"),
