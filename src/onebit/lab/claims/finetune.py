@@ -38,12 +38,12 @@ def final_score(rows: pd.DataFrame, optimizer: str, metric: str) -> pd.Series:
     return rows[rows.step == rows.total_steps].set_index("seed")[metric].dropna().astype(float)
 
 
-def loss_of_score(optimizer: str, metric: str) -> Statistic:
-    """(Adam's score - the optimizer's) / 100, by seed; none where Adam diverged, infinite where only the other did."""
+def score_gap(optimizer: str, metric: str) -> Statistic:
+    """(the optimizer's score - Adam's) / 100, by seed; none where Adam diverged, minus infinity where only the other did."""
 
     def statistic(rows: pd.DataFrame) -> pd.Series:
-        scores = infinite_where_diverged(-final_score(rows, optimizer, metric), rows, optimizer)
-        return ((final_score(rows, "adam", metric) + scores) / 100).dropna()
+        below = infinite_where_diverged(-final_score(rows, optimizer, metric), rows, optimizer)
+        return (-below - final_score(rows, "adam", metric)).dropna() / 100
 
     return statistic
 
@@ -60,19 +60,19 @@ def scores(optimizer: str, metric: str) -> Callable[[pd.DataFrame], str]:
 
 
 def paper_scores(one: str, reference: str, kind: str) -> Callable[[], str]:
-    """Two numbers of the paper and what the first lies below the second."""
+    """Two numbers of the paper and what the first has more."""
 
     def text() -> str:
         score, other = paper_number(one), paper_number(reference)
-        return f"{(other - score) / 100:+.1%} ({kind} {score:g}, Adam {other:g})"
+        return f"{(score - other) / 100:+.1%} ({kind} {score:g}, Adam {other:g})"
 
     return text
 
 
 def like_adam(name: str, statement: str, place: str, experiment: str, paper: Callable[[], str], *, profile="laptop", margin=MARGIN) -> Claim:
     metric = METRICS[experiment]
-    rule = f"the difference between Adam's {metric} and its, paired by seed, lies within ±{100 * margin:g} points"
-    return Claim(name, statement, place, experiment, profile, loss_of_score("onebit_adam", metric), (-margin, margin), rule,
+    rule = f"the difference from Adam's {metric.replace('_', ' ')}, in %, paired by seed, lies within ±{100 * margin:g} points"
+    return Claim(name, statement, place, experiment, profile, score_gap("onebit_adam", metric), (-margin, margin), rule,
                  scores("onebit_adam", metric), paper, "+.1%")
 
 
@@ -89,11 +89,11 @@ def on_glue(name: str, task: str, title: str, metric: str) -> Claim:
 ON_SQUAD = paper_scores("squad_f1_onebit_adam", "squad_f1_adam", "F1")
 
 CLAIMS = (
-    like_adam("C20", "Fine-tuned on SQuAD 1.1 with 1-bit Adam, BERT answers like one fine-tuned with Adam", "Section 7.1", "squad", ON_SQUAD),
-    like_adam("C21", "So does BERT-Large", "Section 7.1", "squad", ON_SQUAD,
+    like_adam("T1", "Fine-tuned on SQuAD 1.1 with 1-bit Adam, BERT answers like one fine-tuned with Adam", "Section 7.1", "squad", ON_SQUAD),
+    like_adam("T2", "So does BERT-Large", "Section 7.1", "squad", ON_SQUAD,
               profile="paper", margin=SQUAD_MARGIN),
-    on_glue("C22", "cola", "CoLA", "Matthews' correlation"),
-    on_glue("C23", "sst2", "SST-2", "accuracy"),
-    on_glue("C24", "stsb", "STS-B", "Spearman's correlation"),
-    on_glue("C25", "rte", "RTE", "accuracy"),
+    on_glue("T3", "cola", "CoLA", "Matthews' correlation"),
+    on_glue("T4", "sst2", "SST-2", "accuracy"),
+    on_glue("T5", "stsb", "STS-B", "Spearman's correlation"),
+    on_glue("T6", "rte", "RTE", "accuracy"),
 )
