@@ -17,7 +17,7 @@ export ONEBIT_DATA_ROOT := $(abspath $(DATA_ROOT))
 endif
 
 # The file of a figure or table: figure-4 -> figure_04
-file = $(shell echo $(1) | awk -F - '{ printf $$2 ~ /^[0-9]+$$/ ? "%s_%02d" : "%s_%s", $$1, $$2 }')
+module = $(shell echo $(1) | awk -F - '{ printf $$2 ~ /^[0-9]+$$/ ? "%s_%02d" : "%s_%s", $$1, $$2 }')
 seeds = $(if $(SEEDS),--seeds $(SEEDS))
 
 .DEFAULT_GOAL := help
@@ -41,22 +41,22 @@ reproduce: setup ## The main job: one live seed of every optimizer, judged again
 	$(RUN) -m onebit.lab.reproduce figure_04 figure_01 figure_02 --profile $(PROFILE) --live $(seeds) $(if $(FRESH),--fresh)
 
 figure-%: setup FORCE ## Redraw figure N from the committed CSV, in seconds
-	$(RUN) experiments/$(call file,figure-$*).py --profile $(PROFILE)
+	$(RUN) experiments/$(call module,figure-$*).py --profile $(PROFILE)
 
 reproduce-figure-%: setup FORCE ## Train what figure N lacks (PROFILE, SEEDS), then draw it
-	$(RUN) -m onebit.lab.reproduce $(call file,figure-$*) --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)
+	$(RUN) -m onebit.lab.reproduce $(call module,figure-$*) --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)
 
 plan-figure-%: setup FORCE ## Print what figure N trains at PROFILE: model, data, steps, time, launch commands
-	$(RUN) -m onebit.lab.plan $(call file,figure-$*) --profile $(PROFILE)
+	$(RUN) -m onebit.lab.plan $(call module,figure-$*) --profile $(PROFILE)
 
 table-%: setup FORCE ## Write table N from the committed CSV, in seconds
-	$(RUN) experiments/$(call file,table-$*).py --profile $(PROFILE)
+	$(RUN) experiments/$(call module,table-$*).py --profile $(PROFILE)
 
 reproduce-table-%: setup FORCE ## Train what table N lacks (PROFILE, SEEDS), then write it
-	$(RUN) -m onebit.lab.reproduce $(call file,table-$*) --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)
+	$(RUN) -m onebit.lab.reproduce $(call module,table-$*) --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)
 
 plan-table-%: setup FORCE ## Print what table N trains at PROFILE, as plan-figure-N
-	$(RUN) -m onebit.lab.plan $(call file,table-$*) --profile $(PROFILE)
+	$(RUN) -m onebit.lab.plan $(call module,table-$*) --profile $(PROFILE)
 
 claims: setup ## Judge every claim from the committed CSV: results/CLAIMS.md and the table in README.md
 	$(RUN) -m onebit.lab.judge
