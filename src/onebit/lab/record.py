@@ -1,4 +1,4 @@
-"""What a run leaves behind: curve.csv, evaluation.csv, run.json and, when asked, the same in Weights & Biases."""
+"""What a run leaves behind: curve.csv, evaluation.csv, tensors.csv, run.json and, when asked, the same in Weights & Biases."""
 
 import csv
 import json
@@ -12,12 +12,16 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from .watch import QUANTITIES
+
 COLUMNS = (
     "experiment", "profile", "optimizer", "seed", "commit", "step", "samples", "seconds", "loss", "lr", "phase",
     "variance_l1", "variance_l2", "variance_ratio", "bytes_sent", "bytes_received", "calls",
 )  # fmt: skip
 # A row for each metric of an evaluation, and for each player's loss if there are several: loss_NAME, whose sum is the loss of curve.csv.
 EVALUATION = (*COLUMNS[:7], "metric", "value")
+# A row for each tensor, if the optimizer's state is watched.
+TENSORS = (*COLUMNS[:7], "tensor", *QUANTITIES)
 VARIANCE = ("variance_l1", "variance_l2", "variance_ratio")
 TRAFFIC = ("bytes_sent", "bytes_received", "calls")
 ROOT = Path(__file__).parents[3]
@@ -135,7 +139,8 @@ class Recorder:
         self.wandb = wandb
         self.facts = {**facts, "commit": commit(), "environment": environment()}
         self.identity = {name: self.facts[name] for name in COLUMNS[:5]}
-        self.tables = {name: Table(folder / f"{name}.csv", columns) for name, columns in (("curve", COLUMNS), ("evaluation", EVALUATION))}
+        columns = {"curve": COLUMNS, "evaluation": EVALUATION, "tensors": TENSORS}
+        self.tables = {name: Table(folder / f"{name}.csv", names) for name, names in columns.items()}
         self.norms = {}  # ||v_t||_1 by step t
         self.before = dict.fromkeys((*TRAFFIC, "seconds"), 0)  # of the stretches of the run before this one
 
@@ -145,7 +150,7 @@ class Recorder:
         if state is not None:
             self.norms, self.before = state["norms"], state["before"]
         for name, table in self.tables.items():
-            table.start(state["rows"][name] if state is not None else 0)
+            table.start(state["rows"].get(name, 0) if state is not None else 0)  # a checkpoint may be older than a table
         self._write_facts("running", {})
         self.started = time.monotonic()
         self.curves = self._start_wandb()
@@ -175,6 +180,13 @@ class Recorder:
             self.tables["evaluation"].write(self.identity | row)
         if self.curves is not None:
             self.curves.log(metrics, step=step)
+
+    def tensors(self, rows: list[dict], *, step: int, samples: int) -> None:
+        """Record what the optimizers' state was after `step`."""
+        for row in rows:
+            self.tables["tensors"].write(self.identity | {"step": step, "samples": samples} | row)
+        if self.curves is not None and rows:
+            self.curves.log({f"{name}/{row['tensor']}": value for row in rows for name, value in row.items() if name != "tensor"}, step=step)
 
     def finish(self, status: str, step: int, optimizers: list) -> None:
         """status: finished or diverged."""

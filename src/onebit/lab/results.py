@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from .record import COLUMNS, ENDED, INCIDENTAL, ROOT, read_run
+from .watch import QUANTITIES
 
 RESULTS = ROOT / "results"
 PAPER = RESULTS / "paper"
@@ -78,19 +79,43 @@ def all_or_none(conditions) -> bool:
 def load_rows(records: list[dict], live: bool = False) -> pd.DataFrame:
     """The rows of curve.csv of all these runs.
 
-    Columns: those of curve.csv, then the metrics of evaluation.csv, defined at the steps that it has, then from run.json `status`,
-    `warmup_steps` and `total_steps`, the run's `folder`, then `live`. No runs: an empty frame with the same columns, but for the metrics.
+    Columns: those of curve.csv, then the metrics of evaluation.csv, and QUANTITY:TENSOR of tensors.csv, defined at the steps that these
+    have, then from run.json `status`, `warmup_steps` and `total_steps`, the run's `folder`, then `live`. No runs: an empty frame with the
+    same columns, but for the metrics and quantities.
     """
     frames = []
     for record in records:
         rows = pd.read_csv(record["folder"] / "curve.csv")
-        if (record["folder"] / "evaluation.csv").exists():
-            evaluation = pd.read_csv(record["folder"] / "evaluation.csv")
-            rows = rows.merge(evaluation.pivot(index="step", columns="metric", values="value"), on="step", how="left", validate="one_to_one")
+        for more in (read_evaluation(record["folder"]), read_tensors(record["folder"])):
+            if more is not None:
+                rows = rows.merge(more, on="step", how="left", validate="one_to_one")
         frames.append(rows.assign(live=live, **{key: record[key] for key in FROM_RECORD}))
     if not frames:
         return pd.DataFrame(columns=[*COLUMNS, "live", *FROM_RECORD])
     return pd.concat(frames, ignore_index=True)
+
+
+def read_evaluation(folder: Path) -> pd.DataFrame | None:
+    """evaluation.csv with a column for each metric, by step; None if there is none."""
+    path = folder / "evaluation.csv"
+    return pd.read_csv(path).pivot(index="step", columns="metric", values="value") if path.exists() else None
+
+
+def read_tensors(folder: Path) -> pd.DataFrame | None:
+    """tensors.csv with a column QUANTITY:TENSOR for each that was recorded, by step; None if there is none."""
+    path = folder / "tensors.csv"
+    if not path.exists():
+        return None
+    wide = pd.read_csv(path).pivot(index="step", columns="tensor", values=list(QUANTITIES)).dropna(axis="columns", how="all")
+    wide.columns = [":".join(names) for names in wide.columns]
+    return wide
+
+
+def by_tensor(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """The columns of a quantity, named by tensor; none where it was not recorded."""
+    prefix = f"{quantity}:"
+    chosen = rows[[name for name in rows if name.startswith(prefix)]]
+    return chosen.rename(columns=lambda name: name.removeprefix(prefix))
 
 
 def load(root: Path, experiment: str, profile: str, optimizers: tuple[str, ...] | None = None) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from onebit.comm import Single
 from onebit.lab.precision import DTYPES
 from onebit.lab.schedule import Phase
 from onebit.lab.tasks import Task
+from onebit.lab.watch import Watch
 
 # Options that only other options read, as ${...}.
 REFERRED_TO = ("beta2", "cache", "data_root", "glue", "lr", "max_grad_norm", "micro_batch", "scale", "warmup_steps", "workers")
@@ -24,6 +25,7 @@ class Run:
 
     evaluate_every: steps from one evaluation to the next, the last of which comes at the end; the scale of a task that can be
         evaluated sets it. None: never.
+    watch: what is recorded of the optimizer's state; None: nothing.
     """
 
     experiment: str
@@ -46,6 +48,7 @@ class Run:
     progress: bool
     config: dict
     evaluate_every: int | None = None
+    watch: Watch | None = None
 
     def __post_init__(self):
         _require_one_of("precision", self.precision, DTYPES)
@@ -55,6 +58,8 @@ class Run:
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be a whole number, at least {least}, not {value!r}.")
         self._check_evaluation()
+        if self.watch and self.watch.every % self.record_every:
+            raise ValueError(f"watch.every must be a multiple of record_every={self.record_every}, not {self.watch.every}.")
         if self.window and self.window % self.record_every:
             raise ValueError(
                 f"record_every={self.record_every} does not divide 1 / (1 - beta2) = {self.window} steps, over which the ratio of the variance is "

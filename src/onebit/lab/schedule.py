@@ -53,6 +53,34 @@ class StepDecay:
 
 
 @dataclass(frozen=True)
+class QuadraticThenDecay:
+    """The learning rate of the 1-bit LAMB paper's BERT runs: from a floor, with the square of the step to `peak`, then back towards the floor.
+
+        lr(s) = peak * (floor + (1 - floor) f)        f = (s / warmup)^2                    s <= warmup
+                                                      f = decay^((s - warmup) / every)      else
+
+    floor is a share of the peak. As in the authors' scripts, whose start is not at 0 and whose decay is continuous and ends at the floor.
+    s = stretch * t as in `LinearThenDecay`.
+    """
+
+    peak: float
+    floor: float
+    warmup: int
+    decay: float
+    every: int
+    stretch: float = 1
+
+    def __post_init__(self):
+        _require_positive(self, may_be_zero="floor")
+
+    def __call__(self, steps_done: int) -> float:
+        """The learning rate of the step after `steps_done`."""
+        s = self.stretch * (steps_done + 1)
+        share = (s / self.warmup) ** 2 if s <= self.warmup else self.decay ** ((s - self.warmup) / self.every)
+        return self.peak * (self.floor + (1 - self.floor) * share)
+
+
+@dataclass(frozen=True)
 class LinearWarmupLinearDecay:
     """The learning rate of fine-tuning: linear to `peak` in the first `warmup` steps, then linear to 0 at step `total`.
 

@@ -30,6 +30,7 @@ from onebit.lab.precision import DTYPES
 from onebit.lab.record import ENDED, Recorder, check_folder
 from onebit.lab.run import Run, run_from, worker_device
 from onebit.lab.schedule import Plan
+from onebit.lab.watch import Watcher
 
 
 def train(run: Run, communicator: Communicator, turn: AbstractContextManager) -> None:
@@ -46,6 +47,7 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
     parts = {"weights": model} | {player.name: player for player in players}
     checkpoints = Checkpoints(run.folder / "checkpoints", communicator)
     recorder = Recorder(run.folder, facts_of(run, communicator), run.wandb) if rank == 0 else None
+    watcher = Watcher(run.watch, model, optimizers) if run.watch and recorder else None
     start = begin(run, parts, checkpoints, recorder)
 
     diverged = False
@@ -62,6 +64,8 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
 
         number, size = run.micro_batches(phase, communicator.size)
         examples = run.task.batch(run.seed, step, rank, number * size, phase.length)
+        if watcher:
+            watcher.before(step + 1)
         losses = {}
         for player in players:
             losses[player.name] = loss = torch.zeros((), device=device)
@@ -83,6 +87,8 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
             diverged = diverged or not all(math.isfinite(losses[player.name]) or player.skipped for player in players)
             if recorder:
                 recorder.row(optimizers, losses, step=done, samples=done * run.batch, lr=lr, phase=optimizer_phase)
+            if watcher:
+                recorder.tensors(watcher.after(done), step=done, samples=done * run.batch)
             sent = tqdm.format_sizeof(sum(optimizer.communication.bytes_sent for optimizer in optimizers), "B")
             bar.set_postfix_str(f"loss {sum(losses.values()):.3f}, {name}, {optimizer_phase}, sent {sent}", refresh=False)
         bar.update()

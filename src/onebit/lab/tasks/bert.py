@@ -9,6 +9,7 @@ from transformers import BertConfig, BertForPreTraining
 
 from onebit.lab.tasks import Task
 from onebit.lab.tasks.corpus import Corpus, load_corpus
+from onebit.lab.tasks.model import configured, require_pieces
 from onebit.lab.tasks.tokenizer import CLS, MASK, PAD, SEP
 
 MASKED = 0.15  # of the words
@@ -36,7 +37,7 @@ class BertPretraining(Task):
         self.cache = Path(cache).expanduser()
 
     def model(self) -> torch.nn.Module:
-        return BertForPreTraining(bert_config(self.model_config))
+        return BertForPreTraining(configured(BertConfig, self.model_config))
 
     def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return model(**batch).loss
@@ -50,11 +51,7 @@ class BertPretraining(Task):
     @cached_property
     def corpus(self) -> Corpus:
         corpus = load_corpus(self.text, self.tokenizer, self.cache)
-        if corpus.vocab_size > self.model_config["vocab_size"]:
-            raise ValueError(
-                f"The tokenizer has {corpus.vocab_size} pieces and the model {self.model_config['vocab_size']}: "
-                f"set task.model.vocab_size={corpus.vocab_size}."
-            )
+        require_pieces(self.model_config, corpus)
         return corpus
 
     def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, torch.Tensor]:
@@ -111,10 +108,3 @@ class BertPretraining(Task):
         pieces = random.integers(len(self.corpus.special), self.corpus.vocab_size, words.shape)
         replaced = np.where(fate >= 1 - RANDOM, pieces, replaced)
         return np.where(chosen, replaced, inputs), np.where(chosen, inputs, IGNORED)
-
-
-def bert_config(keywords: dict) -> BertConfig:
-    unknown = set(keywords) - set(BertConfig().to_dict()) - {"num_labels"}  # which BertConfig stores under another name
-    if unknown:
-        raise ValueError(f"BertConfig has no {', '.join(sorted(unknown))}: see transformers.BertConfig for its keywords.")
-    return BertConfig(**keywords)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from filelock import FileLock
 
-from onebit.lab.tasks.tokenizer import SPECIAL
+from onebit.lab.tasks.tokenizer import END, SEP, SPECIAL
 
 FORMAT = 2  # part of the cache's key: raise it when what is stored changes
 DOCUMENTS_AT_ONCE = 256
@@ -42,14 +42,19 @@ def split_segments(document: str) -> list[str]:
     return [sentence for paragraph in paragraphs for sentence in re.split(r"(?<=[.!?]) ", paragraph) if sentence]
 
 
-def load_corpus(text, tokenizer, cache: Path) -> Corpus:
-    """The corpus of `text` under `tokenizer`, from `cache`, or built there: by one process, while the others wait."""
-    key = hashlib.sha256(f"{FORMAT}|{text.fingerprint()}|{tokenizer.fingerprint()}".encode()).hexdigest()[:16]
+def load_corpus(text, tokenizer, cache: Path, whole: bool = False, learned_from=None) -> Corpus:
+    """The corpus of `text` under `tokenizer`, from `cache`, or built there: by one process, while the others wait.
+
+    whole: a document is one segment, as it is written, and a token that tells its end follows: GPT-2's, or [SEP].
+    learned_from: the text that the tokenizer is trained on, if it is trained; None: `text`.
+    """
+    parts = [FORMAT, text.fingerprint(), tokenizer.fingerprint(), *["whole"] * whole, *([learned_from.fingerprint()] if learned_from else [])]
+    key = hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
     folder = cache / f"corpus-{key}"
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
-            _build(text, tokenizer.build(text.documents()), folder)
+            _build(text, tokenizer.build((learned_from or text).documents()), folder, whole)
     about = json.loads((folder / "about.json").read_text())
     dtype = about.pop("dtype")
     return Corpus(
@@ -60,7 +65,7 @@ def load_corpus(text, tokenizer, cache: Path) -> Corpus:
     )
 
 
-def _build(text, tokenizer, folder: Path) -> None:
+def _build(text, tokenizer, folder: Path, whole: bool) -> None:
     vocab_size = tokenizer.get_vocab_size()
     dtype = np.dtype("uint16" if vocab_size <= 2**16 else "uint32")
     partial = folder.with_suffix(".partial")  # left by a process that was killed, perhaps
@@ -68,14 +73,14 @@ def _build(text, tokenizer, folder: Path) -> None:
     partial.mkdir()
     starts, ends, digest = array("q", [0]), array("q"), hashlib.sha256()
     with open(partial / "tokens", "wb") as file:
-        for document in _tokenized(text.documents(), tokenizer):
+        for document in _tokenized(text.documents(), tokenizer, whole):
             for ids in document:
                 data = np.array(ids, dtype).tobytes()
                 file.write(data)
                 digest.update(data)
                 starts.append(starts[-1] + len(ids))
             ends.extend([len(ends) + len(document)] * len(document))
-    if len(set(ends)) < 2 or len(set(ends)) == len(ends):
+    if not whole and (len(set(ends)) < 2 or len(set(ends)) == len(ends)):
         raise RuntimeError(
             "The text has no two documents with sentences that follow each other, so there are no sentence pairs to "
             "learn from: give a text with longer documents (for rows that are single sentences, raise `rows`)."
@@ -88,13 +93,14 @@ def _build(text, tokenizer, folder: Path) -> None:
     partial.rename(folder)
 
 
-def _tokenized(documents: Iterable[str], tokenizer) -> Iterator[list[list[int]]]:
+def _tokenized(documents: Iterable[str], tokenizer, whole: bool) -> Iterator[list[list[int]]]:
     """For each document that has words, for each of its segments, the tokens."""
     documents = iter(documents)
+    ends = [end for end in map(tokenizer.token_to_id, (END, SEP)) if end is not None][:1] if whole else []
     while some := list(islice(documents, DOCUMENTS_AT_ONCE)):
-        cut = [split_segments(document) for document in some]
+        cut = [[document] if whole else split_segments(document) for document in some]
         encoded = iter(tokenizer.encode_batch([s for segments in cut for s in segments], add_special_tokens=False))
         for segments in cut:
-            document = [encoding.ids for encoding in islice(encoded, len(segments)) if encoding.ids]
+            document = [encoding.ids + ends for encoding in islice(encoded, len(segments)) if encoding.ids]
             if document:
                 yield document

@@ -6,11 +6,12 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from transformers import BertConfig
 
 from onebit.lab.tasks import Task
-from onebit.lab.tasks.bert import bert_config
 from onebit.lab.tasks.examples import Examples
 from onebit.lab.tasks.images import chosen_images
+from onebit.lab.tasks.model import configured, require_pieces
 
 
 class FineTuning(Task):
@@ -44,7 +45,7 @@ class FineTuning(Task):
         return {}
 
     def model(self) -> nn.Module:
-        model = self.network(bert_config(self.model_config | self.head()))
+        model = self.network(configured(BertConfig, self.model_config | self.head()))
         if self.weights is not None and not next(model.parameters()).is_meta:
             self.weights.load_into(model.bert)
         model.bert.embeddings.requires_grad_(self.train_embeddings)

@@ -67,6 +67,23 @@ class HubText(HubRows):
             yield document
 
 
+class EveryNth:
+    """Every n-th document of a text, or all the others: what is held out, and what is trained on."""
+
+    def __init__(self, text, n: int, *, held_out: bool):
+        self.text = text
+        self.n = n
+        self.held_out = held_out
+
+    def fingerprint(self) -> str:
+        return f"{self.text.fingerprint()}, {'only' if self.held_out else 'without'} every {self.n}th"
+
+    def documents(self) -> Iterator[str]:
+        for number, document in enumerate(filter(str.strip, self.text.documents()), 1):
+            if (number % self.n == 0) == self.held_out:
+                yield document
+
+
 class Texts:
     """Several texts, one after the other."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+END = "<|endoftext|>"  # GPT-2's
 
 
 # Added to the code of a character that does not begin its word: Unicode's last plane, which is private.
