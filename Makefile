@@ -16,8 +16,8 @@ ifneq ($(DATA_ROOT),)
 export ONEBIT_DATA_ROOT := $(abspath $(DATA_ROOT))
 endif
 
-# The file of a figure or table: figure-4 -> figure_04
-module = $(shell echo $(1) | awk -F - '{ printf $$2 ~ /^[0-9]+$$/ ? "%s_%02d" : "%s_%s", $$1, $$2 }')
+# The file of a figure or table: figure-4 -> figure_04, figure-zero-one-adam -> figure_zero_one_adam
+module = $(shell echo $(1) | tr - _ | sed -E 's/_([0-9])$$/_0\1/')
 seeds = $(if $(SEEDS),--seeds $(SEEDS))
 
 .DEFAULT_GOAL := help

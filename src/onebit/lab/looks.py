@@ -17,8 +17,12 @@ LOOKS = {
     "adam_variance_4bit": ("Adam, 4-bit variance", "#E69F00", ":", "8"),
     "lazy_variance_3": ("Adam, lazy variance, tau = 3", "#009E73", ":", ">"),
     "lazy_variance_5": ("Adam, lazy variance, tau = 5", "#CC79A7", "-", "H"),
+    "zero_one_adam": ("0/1 Adam", "#009E73", "-", "^"),
+    "lamb": ("LAMB", "#0072B2", "--", "o"),
+    "onebit_lamb": ("1-bit LAMB", "#D55E00", "-", "s"),
+    "lamb_basic_onebit": ("LAMB + basic 1-bit", "#CC79A7", "-.", "D"),
 }
-# The names that the paper gives to the same optimizers.
+# The names that the papers give to the same optimizers.
 PAPER_NAMES = {
     "Adam": "adam",
     "variance norm (vanilla Adam)": "adam",
@@ -40,6 +44,7 @@ PAPER_NAMES = {
     "Discriminator (1-bit Adam)": "onebit_adam",
     "Generator (Adam)": "adam",
     "Generator (1-bit Adam)": "onebit_adam",
+    "||v_t - v_{t-1}||": "adam",
 }
 
 

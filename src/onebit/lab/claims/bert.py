@@ -28,10 +28,10 @@ def loss_gap(optimizer: str):
     return relative_gap(final_loss, optimizer)
 
 
-def ratio_by_seed(rows: pd.DataFrame, column: str) -> pd.Series:
-    """Adam's total over 1-bit Adam's, over the seeds at which both finished."""
-    adam, onebit_adam = (finished(rows, name).groupby("seed")[column].max().astype(float) for name in ("adam", "onebit_adam"))
-    return (adam / onebit_adam).dropna()
+def ratio_by_seed(rows: pd.DataFrame, column: str, exact: str = "adam", compressed: str = "onebit_adam") -> pd.Series:
+    """One optimizer's total over the other's, over the seeds at which both finished."""
+    one, other = (finished(rows, name).groupby("seed")[column].max().astype(float) for name in (exact, compressed))
+    return (one / other).dropna()
 
 
 def volume_reduction(rows: pd.DataFrame) -> pd.Series:
