@@ -10,10 +10,12 @@ from matplotlib.figure import Figure
 from onebit.lab import figures
 from onebit.lab.claims.bert import final_loss
 from onebit.lab.claims.claim import relative_gap
-from onebit.lab.results import by_tensor, paper_number
+from onebit.lab.claims.lamb import by_steady_tensor
+from onebit.lab.results import paper_number
 
 EXPERIMENT = "lamb"
 OPTIMIZERS = ("lamb", "onebit_lamb", "lamb_basic_onebit")
+NOTE = "Below, a line is a tensor; the biases of keys, which have no gradient, and of next-sentence prediction are left out."
 # The kinds of tensors of BERT: the part of the name that tells them, grey, line. The first that fits.
 KINDS = {
     "biases and LayerNorm": (("bias", "LayerNorm"), "0.75", ":"),
@@ -51,7 +53,7 @@ def plot_tensors(axes: Axes, rows: pd.DataFrame, quantity: str) -> str:
     seed = rows.seed.min()
     run = rows[rows.seed == seed]
     labelled = set()
-    for tensor, values in by_tensor(run, quantity).items():
+    for tensor, values in by_steady_tensor(run, quantity).items():
         kind = next(kind for kind, (marks, *_) in KINDS.items() if any(mark in tensor for mark in marks))
         values = values.dropna()
         _, colour, line = KINDS[kind]

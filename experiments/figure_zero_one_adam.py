@@ -10,6 +10,7 @@ from onebit.lab.results import paper_number
 
 EXPERIMENT = "zero_one_adam"
 OPTIMIZERS = ("adam", "onebit_adam", "zero_one_adam")
+NOTE = "Bars: 0/1 Adam against 1-bit Adam, ours at float32 with the lowest and highest seed; printed is what the abstract says of all its tasks."
 
 
 def plot(rows: pd.DataFrame) -> Figure:

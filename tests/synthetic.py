@@ -101,3 +101,53 @@ def write_faces(root, seeds=(1, 2, 3), **times):
         rows = [evaluation(optimizer, seed, end).assign(experiment="figure_08", metric=metric) for metric, end in ends.items()]
         pd.concat(rows).to_csv(folder / "evaluation.csv", index=False)
         plt.imsave(folder / "samples.png", np.full((16, 16, 3), seed / 10))
+
+
+# What the papers say: the losses at the end, as multiples of the first optimizer's.
+LOSSES = {
+    "zero_one_adam": {"adam": 1.0, "onebit_adam": 1.0, "zero_one_adam": 1.0},
+    "zero_one_adam_gpt2": {"adam": 1.0, "onebit_adam": 1.0, "zero_one_adam": 1.0},
+    "lamb": {"lamb": 1.0, "onebit_lamb": 0.995, "lamb_basic_onebit": 1.03},
+}  # fmt: skip
+TENSORS = ("embeddings.weight", "layer.dense.weight", "layer.dense.bias", "key.bias")
+
+
+def watched(optimizer, experiment, seed):
+    """tensors.csv: c at levels a factor of 10 apart; variances fall by 4, 3 and 2 after T_w, and r follows; the change of v falls to 1/20."""
+    step = np.arange(5, STEPS + 1, 5)
+    identity = {"profile": "laptop", "optimizer": optimizer, "seed": seed, "commit": "0123456", "samples": 32 * step, "step": step}
+    empty = {"coefficient": np.nan, "ratio": np.nan, "variance": np.nan, "variance_change": np.nan}
+    if experiment == "zero_one_adam":
+        change = np.where(step < WARMUP - 5, 1.0, 0.05)
+        return pd.DataFrame({"experiment": experiment, **identity, **empty, "tensor": "all", "variance_change": change})
+    parts = []
+    for number, tensor in enumerate(TENSORS):
+        fall = np.where(step > WARMUP, 4.0 - number, 1.0)
+        ratio = fall if optimizer == "onebit_lamb" else np.nan
+        parts.append(pd.DataFrame({"experiment": experiment, **identity, **empty, "tensor": tensor, "coefficient": 0.3 / 10**number, "ratio": ratio,
+                                   "variance": 1 / fall}))
+    return pd.concat(parts)
+
+
+def write_language_models(root, seeds=(1, 2, 3), **losses):
+    """Runs of the experiments of 0/1 Adam and 1-bit LAMB that say what the papers say; `losses` as multiples, by optimizer."""
+    for experiment, multiples in LOSSES.items():
+        for optimizer, times in (multiples | {name: times for name, times in losses.items() if name in multiples}).items():
+            for seed in seeds:
+                write(root, optimizer, seed, 4.0 * seed * times, experiment=experiment)
+                folder = Path(root) / "runs" / experiment / "laptop" / optimizer / f"seed-{seed}"
+                curve = pd.read_csv(folder / "curve.csv")
+                share = {"zero_one_adam": 0.02, "onebit_adam": WARMUP / STEPS, "onebit_lamb": WARMUP / STEPS + (1 - WARMUP / STEPS) / 32}
+                curve["bytes_sent"] = (3.2e6 * curve.step * share.get(optimizer, 1)).astype(int)
+                curve["calls"] = curve.step if optimizer != "zero_one_adam" else curve.step // 2
+                curve.to_csv(folder / "curve.csv", index=False)
+                if experiment == "zero_one_adam_gpt2":
+                    validation_losses(seed, times, curve).to_csv(folder / "evaluation.csv", index=False)
+                else:
+                    watched(optimizer, experiment, seed).to_csv(folder / "tensors.csv", index=False)
+
+
+def validation_losses(seed, times, curve):
+    """evaluation.csv: the training loss and a little more, every 20 steps."""
+    rows = curve[curve.step % 20 == 0].iloc[:, :7].drop(columns="seconds", errors="ignore")
+    return rows.assign(metric="validation_loss", value=curve.loss[rows.index] + 0.1 * seed * times)

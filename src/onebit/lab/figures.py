@@ -1,6 +1,6 @@
 """What all figures share: curves with their spread, the paper's panel, captions, files.
 
-A figure is a file experiments/figure_NN.py with EXPERIMENT, OPTIMIZERS and plot(rows); see `main`.
+A figure is a file experiments/figure_NN.py with EXPERIMENT, OPTIMIZERS, plot(rows) and, if there is more to say below it, NOTE; see `main`.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PAPER_RUNS = {
 # Where the paper could not be read, what its caption says instead.
 UNKNOWN_RUNS = {
     "zero_one_adam": "The 0/1 Adam paper: its runs could not be found; the schedule is that of its authors' BERT script, Figure 4's.",
-    "zero_one_adam_gpt2": "The 0/1 Adam paper: the settings of its GPT-2 runs could not be found; these are usual ones.",
+    "zero_one_adam_gpt2": "The 0/1 Adam paper: the settings of its GPT-2 runs could not be found; the schedule is BERT-Large's.",
 }
 DIGITISED = ("figure_04", "figure_06", "figure_08")  # whose curves stand beside ours
 POINTS = 100  # each point of a curve averages 1% of the steps, if so many are recorded
@@ -213,7 +213,7 @@ def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Pat
     rows = pd.concat(frames, ignore_index=True)
     drawing = module.plot(rows)
     path = (live_root or root) / "figures" / (name if profile == "laptop" else f"{name}_{profile}")
-    return write(drawing, caption(rows, records + live), path)
+    return write(drawing, " ".join(filter(None, (caption(rows, records + live), getattr(module, "NOTE", "")))), path)
 
 
 def no_runs(name: str, experiment: str, profile: str, root: Path) -> FileNotFoundError:

@@ -41,7 +41,7 @@ def saved(column: str) -> Callable[[pd.DataFrame], pd.Series]:
 
 
 def settled(rows: pd.DataFrame) -> pd.Series:
-    """||v_t - v_{t-1}|| of Adam in the block of steps before 1-bit Adam's T_w, over the largest of all blocks, by seed."""
+    """||v_t - v_{t-1}|| of Adam in the last block of steps up to 1-bit Adam's T_w, over the largest of all blocks, by seed."""
     warmup = rows[rows.optimizer == "onebit_adam"].warmup_steps.max()
     shares = {}
     for seed, run in finished(rows, "adam").groupby("seed"):
@@ -49,8 +49,8 @@ def settled(rows: pd.DataFrame) -> pd.Series:
         if change.empty or pd.isna(warmup):
             continue
         length = run.total_steps.iloc[0] / BLOCKS
-        blocks = change.groupby((warmup - run.step[change.index]) // length).mean()  # block 0 ends at T_w
-        shares[seed] = blocks[0] / blocks.max()
+        blocks = change.groupby((warmup - run.step[change.index]) // length).mean()  # block 0 ends at T_w, later ones are below 0
+        shares[seed] = blocks[blocks.index >= 0].iloc[0] / blocks.max()
     return pd.Series(shares, dtype=float)
 
 
