@@ -49,6 +49,8 @@ def config(optimizer, experiment="figure_04"):
 def record(optimizer, seed, status="finished", experiment="figure_04", **changes):
     """run.json of such a run."""
     data = {"data": {"train": {"images": 5000}, "test": {"images": 10000}}, "summary": "a small ResNet"} if experiment == "figure_06" else {}
+    if experiment == "zero_one_adam_gpt2":
+        data = {"summary": "a small GPT-2", "evaluated": "Validation: on 9 blocks."}
     return {"experiment": experiment, "profile": "laptop", "optimizer": optimizer, "seed": seed, "commit": "0123456",
             "config": config(optimizer, experiment) | {"seed": seed}, "workers": 4, "environment": {}, **data,
             "warmup_steps": WARMUP, "total_steps": STEPS, "status": status, "final": {}, **changes}

@@ -12,7 +12,8 @@ How far apart the tensors' coefficients are to lie is half of the way, in logari
 LEFT_OUT, of all that is said of tensors: the bias of the two classes of next-sentence prediction, which the paper calls unstable, and the biases
 of the keys, whose gradient is zero but for rounding, since they change all scores of a query alike.
 
-r is to follow the variance: tensors whose norm falls more get a larger ratio. No number is printed; any positive rank correlation agrees.
+FOLLOWS, the rank correlation over the tensors between r and the fall of the variance norm, for which no number is printed: what chance alone
+exceeds once in twenty times among 43 tensors, 1.645 / sqrt(42).
 """
 
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from .claim import TAIL, Claim, finished, of_finished, relative_gap
 
 MARGIN = 0.015
 FALLS = 2.0
+FOLLOWS = 0.25
 LEFT_OUT = ("seq_relationship.bias", "key.bias")
 
 
@@ -68,14 +70,14 @@ def spread(run: pd.DataFrame) -> float:
 
 
 def ratio_follows_variance(rows: pd.DataFrame) -> pd.Series:
-    """Over tensors, the rank correlation between 1-bit LAMB's mean r and the fall of LAMB's variance norm, by seed; 0 if r is everywhere the same."""
+    """Over tensors, the rank correlation between 1-bit LAMB's mean r and the fall of LAMB's variance norm, by seed; 0 if one is everywhere the same."""
     found = {}
     for seed, run in finished(rows, "onebit_lamb").groupby("seed"):
         lamb = finished(rows, "lamb")
         fall = variance_fall(lamb[lamb.seed == seed])
         ratio = by_steady_tensor(run[run.step > run.warmup_steps], "ratio").mean()
         if len(fall) and len(ratio):
-            found[seed] = ratio.corr(fall[ratio.index], method="spearman") if ratio.nunique() > 1 else 0.0
+            found[seed] = ratio.corr(fall[ratio.index], method="spearman") if min(ratio.nunique(), fall.nunique()) > 1 else 0.0
     return pd.Series(found, dtype=float)
 
 
@@ -134,8 +136,8 @@ CLAIMS = (
     claim("L4", "LAMB's coefficients settle at levels of their own, tensor by tensor", "Figures 1, 4 and 5", by_seed(spread), (spread_allowed(), inf),
           f"at the end the largest is more than {spread_allowed():.1f} times the smallest", spread_detail,
           lambda: f"levels between {paper_number('lamb_coefficient_min')} and {paper_number('lamb_coefficient_max')}", ".1f"),
-    claim("L5", "1-bit LAMB's ratios are larger where the variance is less stable", "Figure 6", ratio_follows_variance, (0, inf),
-          "over the tensors the rank correlation of r with the fall of LAMB's variance norm is positive", lambda rows: "",
+    claim("L5", "1-bit LAMB's ratios are larger where the variance is less stable", "Figure 6", ratio_follows_variance, (FOLLOWS, inf),
+          f"over the tensors the rank correlation of r with the fall of LAMB's variance norm is above {FOLLOWS}", lambda rows: "",
           lambda: "larger for embeddings and the layers' weights", "+.2f"),
     claim("L6", "The volume falls to w + (1 - w)/32 of LAMB's, w the share of warm-up steps", "p. 8", volume_over_formula, (0.98, 1.02),
           "bytes counted at the wire give the formula's reduction at fp32 within 2%", lambda rows: f"{1 / share(rows):.2f}x by the formula",

@@ -80,6 +80,8 @@ def _build(text, tokenizer, folder: Path, whole: bool) -> None:
                 digest.update(data)
                 starts.append(starts[-1] + len(ids))
             ends.extend([len(ends) + len(document)] * len(document))
+    if not ends:
+        raise RuntimeError("The text, or the part of it that is held out, has no documents: give a longer one, or hold out more (task.held_out).")
     if not whole and (len(set(ends)) < 2 or len(set(ends)) == len(ends)):
         raise RuntimeError(
             "The text has no two documents with sentences that follow each other, so there are no sentence pairs to "
