@@ -70,7 +70,7 @@ def spread(run: pd.DataFrame) -> float:
 
 
 def ratio_follows_variance(rows: pd.DataFrame) -> pd.Series:
-    """Over tensors, the rank correlation between 1-bit LAMB's mean r and the fall of LAMB's variance norm, by seed; 0 if one is everywhere the same."""
+    """Over tensors, the rank correlation between 1-bit LAMB's mean r and the fall of LAMB's variance norm, by seed; 0 if one is constant."""
     found = {}
     for seed, run in finished(rows, "onebit_lamb").groupby("seed"):
         lamb = finished(rows, "lamb")
