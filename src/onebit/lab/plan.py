@@ -38,7 +38,7 @@ def parameters(run: Run) -> int:
 
 
 def volumes(run: Run, size: int, workers: int) -> tuple[float, float]:
-    """Bytes that a worker sends in the whole run, (Adam, 1-bit Adam): 32 bits and 1 bit an element, 2 (W - 1) / W elements a step."""
+    """Bytes that a worker sends in the whole run, (exact, 1 bit after T_w): 32 bits and 1 bit an element, 2 (W - 1) / W elements a step."""
     a_step = 2 * (workers - 1) / workers * 4 * size
     steps = sum(phase.steps for phase in run.phases.values())
     warmup = sum(phase.warmup for phase in run.phases.values())
@@ -95,7 +95,7 @@ def describe_experiment(name: str, experiment: str, optimizers: tuple[str, ...],
     lines += [f"samples     {samples:,}",
               f"compute     {flop:.2g} FLOP, {hours(flop / machine.workers / machine.flops)} "
               f"at {machine.flops:.2g} FLOP/s a worker (--flops)"]
-    for method, volume in zip(("Adam", "1-bit Adam"), volumes(run, size, machine.workers), strict=True):
+    for method, volume in zip(("exact", "1 bit after T_w"), volumes(run, size, machine.workers), strict=True):
         exchange = f", {hours(8 * volume / machine.gbits / 1e9)} at {machine.gbits} Gbit/s (--gbits)" if machine.gbits else ""
         lines.append(f"volume      {method}: {size_text(volume)} sent by a worker{exchange}")
     lines.append(f"launch      for each NAME of {', '.join(run.method for run in runs)}, with seed {', '.join(map(str, SEEDS))}; "

@@ -46,11 +46,10 @@ def settled(rows: pd.DataFrame) -> pd.Series:
     shares = {}
     for seed, run in finished(rows, "adam").groupby("seed"):
         change = by_tensor(run, "variance_change").get("all", pd.Series(dtype=float)).dropna()
-        if change.empty or pd.isna(warmup):
-            continue
-        length = run.total_steps.iloc[0] / BLOCKS
-        blocks = change.groupby((warmup - run.step[change.index]) // length).mean()  # block 0 ends at T_w, later ones are below 0
-        shares[seed] = blocks[blocks.index >= 0].iloc[0] / blocks.max()
+        blocks = change.groupby((warmup - run.step[change.index]) // (run.total_steps.iloc[0] / BLOCKS)).mean()
+        until = blocks[blocks.index >= 0]  # block 0 ends at T_w
+        if len(until):
+            shares[seed] = until.iloc[0] / blocks.max()
     return pd.Series(shares, dtype=float)
 
 
