@@ -115,12 +115,12 @@ TENSORS = ("embeddings.weight", "layer.dense.weight", "layer.dense.bias", "key.b
 
 
 def watched(optimizer, experiment, seed):
-    """tensors.csv: c at levels a factor of 10 apart; variances fall by 4, 3 and 2 after T_w, and r follows; the change of v falls to 1/20."""
+    """tensors.csv: c at levels a factor of 10 apart; variances fall by 4, 3 and 2 after T_w, and r follows; the change of v is least at T_w, 1/20."""
     step = np.arange(5, STEPS + 1, 5)
     identity = {"profile": "laptop", "optimizer": optimizer, "seed": seed, "commit": "0123456", "samples": 32 * step, "step": step}
     empty = {"coefficient": np.nan, "ratio": np.nan, "variance": np.nan, "variance_change": np.nan}
     if experiment == "zero_one_adam":
-        change = np.where(step < WARMUP - 5, 1.0, 0.05)
+        change = np.select([step < WARMUP - 5, step <= WARMUP], [1.0, 0.05], 0.5)
         return pd.DataFrame({"experiment": experiment, **identity, **empty, "tensor": "all", "variance_change": change})
     parts = []
     for number, tensor in enumerate(TENSORS):
