@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import secrets
 import subprocess
 import time
 from pathlib import Path
@@ -149,6 +150,7 @@ class Recorder:
         self.folder.mkdir(parents=True, exist_ok=True)
         if state is not None:
             self.norms, self.before = state["norms"], state["before"]
+        self._choose_wandb_id(goes_on=state is not None)
         for name, table in self.tables.items():
             table.start(state["rows"].get(name, 0) if state is not None else 0)  # a checkpoint may be older than a table
         self._write_facts("running", {})
@@ -175,9 +177,9 @@ class Recorder:
 
     def evaluation(self, metrics: dict[str, float], *, step: int, samples: int) -> None:
         """Record what the model is worth after `step`, or the players' losses in it."""
+        metrics = {metric: float(f"{value:.6g}") for metric, value in sorted(metrics.items())}
         for metric, value in metrics.items():
-            row = {"step": step, "samples": samples, "metric": metric, "value": float(f"{value:.6g}")}
-            self.tables["evaluation"].write(self.identity | row)
+            self.tables["evaluation"].write(self.identity | {"step": step, "samples": samples, "metric": metric, "value": value})
         if self.curves is not None:
             self.curves.log(metrics, step=step)
 
@@ -191,12 +193,12 @@ class Recorder:
     def finish(self, status: str, step: int, optimizers: list) -> None:
         """status: finished or diverged."""
         skipped = step - min(optimizer.steps for optimizer in optimizers)
-        final = {"step": step, "skipped_steps": skipped, "seconds": round(self._seconds(), 3)}
-        self._write_facts(status, final | self._traffic(optimizers))
+        final = {"step": step, "skipped_steps": skipped, "seconds": round(self._seconds(), 3), **self._traffic(optimizers)}
+        self._write_facts(status, final)
         for table in self.tables.values():
             table.close()
         if self.curves is not None:
-            self.curves.summary["status"] = status
+            self.curves.summary.update({"status": status, "final": final})
             self.curves.finish()
 
     def state_dict(self, optimizers: list) -> dict:
@@ -226,6 +228,12 @@ class Recorder:
         partial.write_text(json.dumps(self.facts | {"status": status, "final": final}, indent=1) + "\n")
         os.replace(partial, self.folder / "run.json")
 
+    def _choose_wandb_id(self, goes_on: bool) -> None:
+        """A run that goes on is the same run there. Of steps that it takes twice W&B keeps the first time, which has the same bits."""
+        known = read_run(self.folder).get("wandb_id") if goes_on else None
+        if known or self.wandb != "disabled":
+            self.facts["wandb_id"] = known or secrets.token_hex(8)
+
     def _start_wandb(self):
         if self.wandb == "disabled":
             return None
@@ -234,6 +242,8 @@ class Recorder:
         facts = self.facts
         return wandb.init(
             project="onebit",
+            id=facts["wandb_id"],
+            resume="allow" if self.wandb == "online" else None,
             group=facts["experiment"],
             name=f"{facts['optimizer']}-{facts['profile']}-seed-{facts['seed']}",
             config=facts,
