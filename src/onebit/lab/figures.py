@@ -1,6 +1,7 @@
 """What all figures share: curves with their spread, the paper's panel, captions, files.
 
 A figure is a file experiments/figure_NN.py with EXPERIMENT, OPTIMIZERS, plot(rows) and, if there is more to say below it, NOTE; see `main`.
+A sweep, experiments/sweep_NAME.py, has a caption of its own as well, since the papers have none like it.
 """
 
 import argparse
@@ -189,7 +190,7 @@ def load_figure(name: str) -> ModuleType:
     """The module experiments/<name>.py, e.g. figure_04."""
     path = ROOT / "experiments" / f"{name}.py"
     if not path.exists():
-        there = ", ".join(sorted(p.stem for kind in ("figure", "table") for p in path.parent.glob(f"{kind}_*.py")))
+        there = ", ".join(sorted(p.stem for kind in ("figure", "sweep", "table") for p in path.parent.glob(f"{kind}_*.py")))
         raise ValueError(f"there is no experiment {name!r}; there are {there}")
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -213,7 +214,8 @@ def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Pat
     rows = pd.concat(frames, ignore_index=True)
     drawing = module.plot(rows)
     path = (live_root or root) / "figures" / (name if profile == "laptop" else f"{name}_{profile}")
-    return write(drawing, " ".join(filter(None, (caption(rows, records + live), getattr(module, "NOTE", "")))), path)
+    told = getattr(module, "caption", caption)(rows, records + live)
+    return write(drawing, " ".join(filter(None, (told, getattr(module, "NOTE", "")))), path)
 
 
 def no_runs(name: str, experiment: str, profile: str, root: Path) -> FileNotFoundError:

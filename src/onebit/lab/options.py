@@ -12,6 +12,8 @@ CONF = Path(__file__).parents[3] / "conf"
 
 # ${divided:152000,130}: a number of the paper's, in a run that many times smaller
 OmegaConf.register_new_resolver("divided", lambda number, by: max(1, round(number / by)), replace=True)
+# ${share:0.05,${phases}}: steps that are this share of the first phase
+OmegaConf.register_new_resolver("share", lambda share, phases: max(1, round(share * next(iter(phases.values())).steps)), replace=True)
 OmegaConf.register_new_resolver("product", lambda a, b: a * b, replace=True)
 
 
