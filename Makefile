@@ -21,7 +21,7 @@ module = $(shell echo $(1) | tr - _ | sed -E 's/_([0-9])$$/_0\1/')
 seeds = $(if $(SEEDS),--seeds $(SEEDS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback lint lock clean FORCE
+.PHONY: help setup test reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks lint lock clean FORCE
 
 help: ## List the targets
 	@sed -n 's/^\([a-z%-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | sed 's/%/N/' | awk -F '\t' '{ printf "  make %-22s %s\n", $$1, $$2 }'
@@ -87,6 +87,9 @@ error-feedback: setup ## Redraw what error feedback keeps, what Adam's variance 
 
 measure-%: setup FORCE ## Measure N = kernel-speed, step-cost, overlap, linear-speedup or error-feedback anew (1 to 15 minutes; leave the machine alone)
 	$(RUN) experiments/$(subst -,_,$*).py --measure $(ARGS)
+
+notebooks: setup ## Run the notebooks on the committed results, into results/live/notebooks/*.html
+	$(RUN) -m nbconvert --log-level WARN --execute --to html --output-dir results/live/notebooks notebooks/*.ipynb
 
 lint: setup ## Check the style with ruff
 	$(RUN) -m ruff check

@@ -115,8 +115,10 @@ def curve_rows(run: Logged) -> list[dict]:
 
 
 def evaluation_rows(run: Logged) -> list[dict]:
+    """The rows of evaluation.csv: whatever else was logged, but for W&B's own and what is logged by tensor, as quantity/tensor."""
     return [{"step": step, "samples": row["samples"], "metric": name, "value": float(value)}
-            for step, row in sorted(run.history.items()) for name, value in sorted(row.items()) if name not in COLUMNS and not name.startswith("_")]
+            for step, row in sorted(run.history.items()) for name, value in sorted(row.items())
+            if name not in COLUMNS and not name.startswith("_") and "/" not in name]
 
 
 def cell(name: str, value):

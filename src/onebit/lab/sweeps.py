@@ -45,7 +45,7 @@ def plot(rows: pd.DataFrame, variants: dict[str, str], option: str) -> Figure:
     for i, name in enumerate(variants):
         draw_gaps(gaps, i, rows, name, variants)
         draw_gaps(volumes, megabytes(rows, name), rows, name, variants)
-    gaps.set_xticks(range(len(variants)), list(variants.values()), rotation=20)
+    gaps.set_xticks(range(len(variants)), list(variants.values()), rotation=20, ha="right")
     gaps.set(xlabel=option, ylabel="loss, difference from Adam's")
     volumes.set(xlabel="bytes sent by a worker (MB, log scale)", xscale="log")
     for axes in (gaps, volumes):
