@@ -47,10 +47,10 @@ reproduce-figure-%: setup FORCE ## Train what figure N lacks (PROFILE, SEEDS), t
 	$(RUN) -m onebit.lab.reproduce $(call module,figure-$*) --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)
 
 sweep-%: setup FORCE ## Redraw a sweep from the committed CSV: N = warmup, compressor or mask
-	$(RUN) experiments/sweep_$*.py --profile $(PROFILE)
+	$(RUN) experiments/$(call module,sweep-$*).py --profile $(PROFILE)
 
 reproduce-sweep-%: setup FORCE ## Train what sweep N lacks (PROFILE, SEEDS), then draw it
-	$(RUN) -m onebit.lab.reproduce sweep_$* --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)
+	$(RUN) -m onebit.lab.reproduce $(call module,sweep-$*) --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)
 
 plan-figure-%: setup FORCE ## Print what figure N trains at PROFILE: model, data, steps, time, launch commands
 	$(RUN) -m onebit.lab.plan $(call module,figure-$*) --profile $(PROFILE)
@@ -65,7 +65,7 @@ plan-table-%: setup FORCE ## Print what table N trains at PROFILE, as plan-figur
 	$(RUN) -m onebit.lab.plan $(call module,table-$*) --profile $(PROFILE)
 
 plan-sweep-%: setup FORCE ## Print what sweep N trains at PROFILE
-	$(RUN) -m onebit.lab.plan sweep_$* --profile $(PROFILE)
+	$(RUN) -m onebit.lab.plan $(call module,sweep-$*) --profile $(PROFILE)
 
 claims: setup ## Judge every claim from the committed CSV: results/CLAIMS.md and the table in README.md
 	$(RUN) -m onebit.lab.judge
