@@ -11,7 +11,7 @@ from onebit.lab.claims import CLAIMS
 from onebit.lab.claims.bert import MARGIN, final_loss, formula_reduction
 from onebit.lab.judge import Interval, consistent, judge, mean_interval, prediction_interval, verdict
 from onebit.lab.record import ROOT
-from onebit.lab.results import RESULTS, TUNING_SEED, load
+from onebit.lab.results import RESULTS, TUNING_SEED, differing, load
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 
@@ -138,6 +138,14 @@ def test_runs_that_differ_in_more_than_seed_and_optimizer_are_not_mixed(tmp_path
     synthetic.write(tmp_path, "adam", 2, 4.0, changes={"corpus_sha256": "a"} | changes)
     with pytest.raises(ValueError, match=rf"differ in {named}, .*adam/seed-2.*onebit_adam/seed-1"):
         load(tmp_path, "figure_04", "laptop")
+
+
+@pytest.mark.parametrize("place", ["cache", "data_root", "output"])
+def test_where_a_machine_keeps_its_files_does_not_set_runs_apart(place):
+    one, other = ({"optimizer": "adam", "workers": 4, "config": {"lr": 1, place: root, "task": {"train": {place: root}}}} for root in "ab")
+    assert not differing(one, other)
+    other["config"]["task"]["train"]["size"] = 1
+    assert differing(one, other) == ["task"]
 
 
 def test_the_volume_formula_at_a_fifth_of_warm_up(tmp_path):

@@ -204,6 +204,12 @@ def test_a_run_is_recorded_as_promised(options, tmp_path):
     assert {"python", "torch", "machine"} <= facts["environment"].keys()
 
 
+def test_run_json_does_not_name_the_folders_of_a_machine(options, tmp_path):
+    run_threads(options("run", f"data_root={tmp_path}"))
+    assert str(tmp_path) not in (tmp_path / "run/run.json").read_text()
+    assert check_folder(composed(options("run", "resume=true", "data_root=null"))) == "finished"
+
+
 def test_a_run_that_diverges_is_recorded_and_ends_in_order(options, tmp_path):
     run_threads(options("run", "workers=2", "lr=1e7", "optimizer=adam", "optimizer.max_grad_norm=null"))
     facts = record(tmp_path / "run")

@@ -26,10 +26,10 @@ TENSORS = (*COLUMNS[:7], "tensor", *QUANTITIES)
 VARIANCE = ("variance_l1", "variance_l2", "variance_ratio")
 TRAFFIC = ("bytes_sent", "bytes_received", "calls")
 ROOT = Path(__file__).parents[3]
+# Options that say where a machine keeps its files: at any depth, and not in run.json.
+PLACES = ("cache", "data_root", "output")
 # Options that a run may change when it is resumed.
-INCIDENTAL = (
-    "cache", "checkpoint_every", "comm", "data_root", "device", "output", "overwrite", "progress", "resume", "wandb", "workers",
-)  # fmt: skip
+INCIDENTAL = (*PLACES, "checkpoint_every", "comm", "device", "overwrite", "progress", "resume", "wandb", "workers")
 ENDED = ("finished", "diverged")
 
 
@@ -37,6 +37,13 @@ def read_run(folder: Path) -> dict:
     """run.json of a run's folder; {} if there is none."""
     path = folder / "run.json"
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def without(options, names: tuple[str, ...]):
+    """The options that do not have these names, at any depth."""
+    if not isinstance(options, dict):
+        return options
+    return {name: without(value, names) for name, value in options.items() if name not in names}
 
 
 def commit() -> str:
@@ -86,7 +93,8 @@ def check_folder(config: DictConfig) -> str | None:
             "or choose another folder by output=DIR."
         )
     own, saved = json.loads(json.dumps(OmegaConf.to_container(config, resolve=True))), run["config"]
-    differing = [key for key in own.keys() | saved.keys() if key not in INCIDENTAL and own.get(key) != saved.get(key)]
+    own, saved = without(own, INCIDENTAL), without(saved, INCIDENTAL)
+    differing = [key for key in own.keys() | saved.keys() if own.get(key) != saved.get(key)]
     if differing:
         raise ValueError(
             f"{config.output} holds a run with another {', '.join(sorted(differing))}: resume=true needs the same options; "

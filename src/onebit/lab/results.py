@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .record import COLUMNS, ENDED, INCIDENTAL, ROOT, read_run
+from .record import COLUMNS, ENDED, INCIDENTAL, ROOT, read_run, without
 from .watch import QUANTITIES
 
 RESULTS = ROOT / "results"
@@ -65,7 +65,7 @@ def differing(one: dict, two: dict) -> list[str]:
 
 def options_of(record: dict, with_rate: bool) -> dict:
     """The options in which runs that are compared must agree, with or without the learning rate's peak."""
-    options = {name: value for name, value in record["config"].items() if name not in OWN.union(INCIDENTAL)} | {"workers": record["workers"]}
+    options = {name: value for name, value in without(record["config"], INCIDENTAL).items() if name not in OWN} | {"workers": record["workers"]}
     if not with_rate:
         del options["lr"]
         options["phases"] = {name: phase | {"lr": phase["lr"] | {"peak": None}} for name, phase in options["phases"].items()}

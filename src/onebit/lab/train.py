@@ -27,7 +27,7 @@ from onebit.lab.launch import WorkerError, hold
 from onebit.lab.options import CONF, wrong_override
 from onebit.lab.players import Player
 from onebit.lab.precision import DTYPES
-from onebit.lab.record import ENDED, Recorder, check_folder
+from onebit.lab.record import ENDED, PLACES, Recorder, check_folder, without
 from onebit.lab.run import Run, run_from, worker_device
 from onebit.lab.schedule import Plan
 from onebit.lab.watch import Watcher
@@ -150,7 +150,7 @@ def facts_of(run: Run, communicator: Communicator) -> dict:
         "profile": run.profile,
         "optimizer": run.method,
         "seed": run.seed,
-        "config": run.config,
+        "config": without(run.config, PLACES),
         "workers": communicator.size,
         "warmup_steps": run.warmup_steps,
         "total_steps": Plan(run.phases).steps,

@@ -51,7 +51,7 @@ class BertPretraining(Task):
     @cached_property
     def corpus(self) -> Corpus:
         corpus = load_corpus(self.text, self.tokenizer, self.cache)
-        require_pieces(self.model_config, corpus)
+        require_pieces(self.model_config, corpus.vocab_size)
         return corpus
 
     def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, torch.Tensor]:

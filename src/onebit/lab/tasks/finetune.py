@@ -57,9 +57,7 @@ class FineTuning(Task):
     def prepare(self) -> None:
         if self.weights is not None:
             self.weights.require()
-        vocabulary, pieces = self.model_config["vocab_size"], self.tokenizer.get_vocab_size()
-        if pieces > vocabulary:
-            raise ValueError(f"The tokenizer has {pieces} pieces and the model {vocabulary}: set task.model.vocab_size={pieces}.")
+        require_pieces(self.model_config, self.tokenizer.get_vocab_size())
         _ = self.train, self.test  # before the workers are forked, since the tokenizer works in threads
 
     def description(self) -> dict:

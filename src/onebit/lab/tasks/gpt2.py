@@ -88,7 +88,7 @@ class Gpt2Pretraining(Task):
 
     def _load(self, name: str) -> Corpus:
         corpus = load_corpus(self.texts[name], self.tokenizer, self.cache, whole=True, learned_from=self.texts["train"])
-        require_pieces(self.model_config, corpus)
+        require_pieces(self.model_config, corpus.vocab_size)
         return corpus
 
     def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, torch.Tensor]:

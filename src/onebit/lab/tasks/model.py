@@ -2,8 +2,6 @@
 
 from transformers import PretrainedConfig
 
-from onebit.lab.tasks.corpus import Corpus
-
 
 def configured(kind: type[PretrainedConfig], keywords: dict) -> PretrainedConfig:
     """kind(**keywords); ValueError for a keyword that it does not know, and would keep without a word."""
@@ -13,9 +11,7 @@ def configured(kind: type[PretrainedConfig], keywords: dict) -> PretrainedConfig
     return kind(**keywords)
 
 
-def require_pieces(keywords: dict, corpus: Corpus) -> None:
-    """ValueError if the corpus has pieces that the model does not know."""
-    if corpus.vocab_size > keywords["vocab_size"]:
-        raise ValueError(
-            f"The tokenizer has {corpus.vocab_size} pieces and the model {keywords['vocab_size']}: set task.model.vocab_size={corpus.vocab_size}."
-        )
+def require_pieces(keywords: dict, pieces: int) -> None:
+    """ValueError if the tokenizer has pieces that the model does not know."""
+    if pieces > keywords["vocab_size"]:
+        raise ValueError(f"The tokenizer has {pieces} pieces and the model {keywords['vocab_size']}: set task.model.vocab_size={pieces}.")
