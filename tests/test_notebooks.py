@@ -12,6 +12,7 @@ import synthetic
 from nbclient import NotebookClient
 
 from onebit.lab.results import RESULTS
+from onebit.lab.watch import QUANTITIES
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -62,7 +63,8 @@ def test_the_variance_notebook_names_the_best_of_a_sweep(tmp_path):
             changes = {"total_steps": 300, "warmup_steps": 150 if name.endswith("50") else 45}
             synthetic.write(tmp_path, name, seed, loss * seed, changes=changes, steps=300)
     folder = tmp_path / "runs/figure_04/laptop/adam/seed-1"
-    pd.DataFrame([{"step": step, "tensor": tensor, "variance": 1.0} for step in (10, 40, 80) for tensor in ("a", "b")]).to_csv(
+    empty = dict.fromkeys(QUANTITIES)
+    pd.DataFrame([{"step": step, "tensor": tensor} | empty | {"variance": 1.0} for step in (10, 40, 80) for tensor in ("a", "b")]).to_csv(
         folder / "tensors.csv", index=False)
     inline = "%matplotlib inline\n"
     printed, pictures = executed("variance_norm", tmp_path, (inline, f"{inline}from pathlib import Path\nRESULTS = Path('{tmp_path}')\n"))
