@@ -204,16 +204,16 @@ def watched(kind, quantities, steps=6, by_tensor=True, every=2, **more):
     torch.manual_seed(0)
     named = {"a": torch.nn.Parameter(torch.randn(4, 3)), "b": torch.nn.Parameter(torch.randn(5)), "c": torch.nn.Parameter(torch.zeros(2))}
     optimizer = kind(list(named.items()), lr=0.01, communicator=Single(), **more)
-    watcher = Watcher(Watch(every=every, quantities=quantities, by_tensor=by_tensor), named)
+    watcher = Watcher(Watch(every=every, quantities=quantities, by_tensor=by_tensor), torch.nn.ParameterDict(named), [optimizer])
     rows, states = {}, []
     for step in range(1, steps + 1):
         states.append({name: {key: torch.as_tensor(optimizer.state[p][key]).clone() for key in ("exp_avg_sq", *optimizer.numbers)}
                        for name, p in named.items()})
         for p in named.values():
             p.grad = torch.randn_like(p)
-        watcher.before(optimizer, step)
+        watcher.before(step)
         optimizer.step()
-        rows[step] = watcher.after(optimizer, step)
+        rows[step] = watcher.after(step)
     states.append({name: {key: optimizer.state[p][key] for key in ("exp_avg_sq", *optimizer.numbers)} for name, p in named.items()})
     return rows, states
 
