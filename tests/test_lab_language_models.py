@@ -71,6 +71,22 @@ def test_every_fifth_document_is_held_out_and_each_ends_with_its_token(task, cac
         assert corpus.tokens.tolist() == expected
 
 
+def test_what_quotes_a_held_out_document_is_trained_on_without_the_quotation(cache):
+    """As one topic of Python's language reference holds another, indented."""
+
+    class Quoting(FewDocuments):
+        def fingerprint(self):
+            return "the second document ends with the fifth"
+
+        def documents(self):
+            yield from DOCUMENTS[:1]
+            yield DOCUMENTS[1] + "\n \n   " + DOCUMENTS[4].replace("\n\n", "\n\n   ")
+            yield from DOCUMENTS[2:]
+
+    few, quoting = ([list(part.documents()) for part in make_task(cache, text).texts.values()] for text in (FewDocuments(), Quoting()))
+    assert few == quoting
+
+
 def test_the_pieces_are_learned_from_the_training_documents_alone(cache):
     class Strange(FewDocuments):
         def fingerprint(self):

@@ -1,6 +1,7 @@
 """Where the words come from. A text yields documents, each a string whose paragraphs are divided by blank lines."""
 
 import ast
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -68,7 +69,10 @@ class HubText(HubRows):
 
 
 class EveryNth:
-    """Every n-th document of a text, or all the others: what is held out, and what is trained on."""
+    """Every n-th document of a text, or all the others: what is held out, and what is trained on.
+
+    Documents quote each other: what is trained on goes without the paragraphs that are held out, too, however they are indented.
+    """
 
     def __init__(self, text, n: int, *, held_out: bool):
         self.text = text
@@ -76,12 +80,28 @@ class EveryNth:
         self.held_out = held_out
 
     def fingerprint(self) -> str:
-        return f"{self.text.fingerprint()}, {'only' if self.held_out else 'without'} every {self.n}th"
+        return f"{self.text.fingerprint()}, {'only' if self.held_out else 'without the paragraphs of'} every {self.n}th"
 
     def documents(self) -> Iterator[str]:
+        if self.held_out:
+            yield from self._some(held_out=True)
+            return
+        held_out = {_words(paragraph) for document in self._some(held_out=True) for paragraph in _paragraphs(document)}
+        for document in self._some(held_out=False):
+            yield "\n\n".join(paragraph for paragraph in _paragraphs(document) if _words(paragraph) not in held_out)
+
+    def _some(self, *, held_out: bool) -> Iterator[str]:
         for number, document in enumerate(filter(str.strip, self.text.documents()), 1):
-            if (number % self.n == 0) == self.held_out:
+            if (number % self.n == 0) == held_out:
                 yield document
+
+
+def _paragraphs(document: str) -> list[str]:
+    return re.split(r"\n\s*\n", document)
+
+
+def _words(paragraph: str) -> str:
+    return " ".join(paragraph.split())
 
 
 class Texts:
