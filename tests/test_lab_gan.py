@@ -131,6 +131,20 @@ def test_a_resumed_run_goes_on_with_both_players(options, tmp_path, stop):
     assert (tmp_path / "broken/samples.png").read_bytes() == (tmp_path / "whole/samples.png").read_bytes()
 
 
+def test_a_run_that_was_stopped_behind_its_last_checkpoint_is_finished_by_resuming_it(options, tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Recorder, "finish", stopped)
+        run_of(options("run", "workers=2"))
+    before = rows(tmp_path / "run", "curve", COLUMNS)
+    run_of(options("run", "workers=2", "resume=true"))
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert (record["status"], record["final"]["step"]) == ("finished", 12)
+    assert str(record["final"]["bytes_sent"]) == before[-1]["bytes_sent"] and rows(tmp_path / "run", "curve", COLUMNS) == before
+
+
 @pytest.mark.parametrize("player", ["discriminator_loss", "loss"])
 def test_a_run_has_diverged_if_one_of_its_players_has(options, tmp_path, player):
     """Its loss is not a number from the seventh of 24 micro-batches on."""

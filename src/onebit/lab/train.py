@@ -48,7 +48,7 @@ def train(run: Run, communicator: Communicator, turn: AbstractContextManager) ->
     checkpoints = Checkpoints(run.folder / "checkpoints", communicator)
     recorder = Recorder(run.folder, facts_of(run, communicator), run.wandb) if rank == 0 else None
     watcher = Watcher(run.watch, model, optimizers) if run.watch and recorder else None
-    start = begin(run, parts, checkpoints, recorder)
+    start = done = begin(run, parts, checkpoints, recorder)
 
     diverged = False
     bar = tqdm(
