@@ -102,9 +102,9 @@ def test_the_pieces_are_learned_from_the_training_documents_alone(cache):
 
 def test_a_tokenizer_with_an_end_of_text_of_its_own_ends_documents_with_it(cache, tmp_path):
     letters = sorted({letter for document in DOCUMENTS for letter in document})
-    tokenizer = Tokenizer(models.BPE({piece: number for number, piece in enumerate([*letters, END])}, []))
+    tokenizer = Tokenizer(models.BPE({piece: number for number, piece in enumerate([*letters, END, SEP])}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens([END])
+    tokenizer.add_special_tokens([END, SEP])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     task = make_task(cache, tokenizer=LoadedWordPiece(name=str(tmp_path / "tokenizer.json")))
     assert task.train.tokens.tolist().count(len(letters)) == 16 and task.train.tokens[-1] == len(letters)
