@@ -385,6 +385,16 @@ def test_tensors_without_gradient_are_left_out_of_what_is_said_of_tensors(papers
     assert judge(by_name["L3"], rows).interval.mean == pytest.approx(3)  # the median of 4, 3 and 2
 
 
+def test_a_run_that_was_not_watched_says_nothing_of_tensors(papers, tmp_path):
+    """As one that was brought back from W&B."""
+    shutil.copytree(papers, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "runs/lamb/laptop/lamb/seed-1/tensors.csv").unlink()
+    rows = load(tmp_path, "lamb", "laptop")
+    judgements = {claim.name: judge(claim, rows) for claim in OURS if claim.experiment == "lamb"}
+    assert {name: judgement.interval.n for name, judgement in judgements.items()} == {"L1": 3, "L2": 3, "L3": 2, "L4": 2, "L5": 2, "L6": 3}
+    assert judgements["L3"].detail == "between 2 and 4 by tensor"
+
+
 def test_a_run_of_zero_one_adam_that_diverged_is_infinitely_far_behind(tmp_path):
     synthetic.write_language_models(tmp_path, seeds=(1, 2))
     synthetic.write(tmp_path, "adam", 3, 4.0, experiment="zero_one_adam")

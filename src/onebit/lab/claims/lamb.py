@@ -108,8 +108,8 @@ def paper_losses(optimizer: str) -> Callable[[], str]:
 
 
 def falls_detail(rows: pd.DataFrame) -> str:
-    falls = [variance_fall(run) for _, run in finished(rows, "lamb").groupby("seed")]
-    return f"between {min(map(min, falls)):.2g} and {max(map(max, falls)):.2g} by tensor"
+    falls = pd.concat([variance_fall(run) for _, run in finished(rows, "lamb").groupby("seed")])
+    return f"between {falls.min():.2g} and {falls.max():.2g} by tensor"
 
 
 def spread_detail(rows: pd.DataFrame) -> str:
