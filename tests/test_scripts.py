@@ -73,12 +73,8 @@ def test_a_job_starts_the_papers_run_on_its_processes(job, launcher, fakes):
         assert words[:3] == ["mpirun", "-n", str(workers)]
     else:
         given = dict(zip(words, words[1:]))
-        assert (words[0], given["--nnodes"], given["--nproc-per-node"]) == ("srun", str(nodes), "8")
+        assert (words[0], given["--nnodes"], given["--nproc-per-node"]) == ("srun", str(nodes), asked["ntasks-per-node"])
         assert f"--ntasks={nodes}" in words and given["--rdzv-endpoint"] == "node-3:21234"
-
-
-def test_bert_base_is_asked_for_by_its_job(fakes):
-    assert "task/model=bert_base" in started(ROOT / "scripts/slurm/table_02_base.sbatch", fakes, "adam").stdout
 
 
 def test_a_job_without_an_optimizer_or_with_another_launcher_says_what_it_needs(fakes):
