@@ -223,7 +223,10 @@ def test_a_resumed_run_is_the_same_run_in_wandb(resumed):
 
 
 def test_what_wandb_wrote_offline_comes_back_byte_for_byte(resumed, tmp_path):
-    """Players' losses, evaluations, tensors, missing numbers and the nan with which it ends included; the rows after the checkpoint are those of the second stretch."""
+    """Players' losses, evaluations, tensors, missing numbers and the nan with which it ends included.
+
+    The rows after the checkpoint are those of the second stretch.
+    """
     (run,) = pull.offline(resumed)
     assert "9 rows" in pull.write(run, tmp_path)
     folder = run_folder(tmp_path, "figure_06", "smoke", "onebit_adam", 1)
