@@ -1,6 +1,7 @@
 """Tables: our scores beside the papers', as Markdown and as CSV.
 
-A table is a file experiments/table_NN.py with EXPERIMENTS, OPTIMIZERS, NOTE and table(rows by experiment); see `main`.
+A table is a file experiments/table_NN.py with EXPERIMENTS, OPTIMIZERS, NOTE and table(rows by experiment); see `main`. READS are the
+experiments whose runs it reads, by default EXPERIMENTS; NEEDS_RUNS = False: it has something to say without any.
 """
 
 import argparse
@@ -26,10 +27,11 @@ def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Pat
     if hasattr(module, "plot"):
         return figures.save(module, name, profile, root, live_root)
     root = live_root or root
-    records = {experiment: load_records(root, experiment, profile, module.OPTIMIZERS) for experiment in module.EXPERIMENTS}
+    reads = getattr(module, "READS", module.EXPERIMENTS)
+    records = {experiment: load_records(root, experiment, profile, module.OPTIMIZERS) for experiment in reads}
     for found in records.values():
         require_alike(found)
-    if not any(records.values()):
+    if getattr(module, "NEEDS_RUNS", True) and not any(records.values()):
         raise figures.no_runs(name, ", ".join(module.EXPERIMENTS), profile, root)
     frame = module.table({experiment: load_rows(found) for experiment, found in records.items()})
     path = root / "figures" / (name if profile == "laptop" else f"{name}_{profile}")
@@ -43,7 +45,8 @@ def text(module: ModuleType, frame: pd.DataFrame, records: dict[str, list[dict]]
     """The table under its title and over its caption: what was run, from run.json."""
     ran = [f"- {experiment}: {figures.describe(found[0])}; {found[0]['config']['batch']:,} samples a step, {found[0]['total_steps']:,} steps, "
            f"T_w = {max(record['warmup_steps'] for record in found):,}" for experiment, found in records.items() if found]
-    lines = [f"# {module.__doc__.splitlines()[0]}", "", markdown(shown(frame)), "", module.NOTE, "", f"Ours, profile {profile}:", "", *ran]
+    lines = [f"# {module.__doc__.splitlines()[0]}", "", markdown(shown(frame)), "", module.NOTE, ""]
+    lines += [f"Ours, profile {profile}:", "", *ran] if ran else [f"No runs of profile {profile} yet."]
     return "\n".join(lines) + "\n"
 
 
