@@ -297,6 +297,21 @@ def test_answers_are_recovered_from_perfect_logits(tmp_path):
     assert task.evaluate(SquadOracle(task), torch.device("cpu")) == {"exact_match": 100, "f1": 100}
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_model_whose_logits_are_no_numbers_answers_nothing(tmp_path, value):
+    """Nor does it stop the run, in windows that are shorter than their question."""
+
+    def broken(input_ids, **_):
+        return SimpleNamespace(start_logits=torch.full(input_ids.shape, value), end_logits=torch.full(input_ids.shape, value))
+
+    task = squad(tmp_path)
+    rows, windows = task.test
+    task.test = rows, [window._replace(part=window.part[:1], spans=window.spans[:1]) for window in windows]
+    model = torch.nn.Module()
+    model.forward = broken
+    assert task.evaluate(model, torch.device("cpu")) == {"exact_match": 0, "f1": 0}
+
+
 def test_the_best_of_several_right_answers_counts(tmp_path):
     task = squad(tmp_path)
     for row in task.test[0]:

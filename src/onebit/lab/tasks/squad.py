@@ -100,8 +100,8 @@ class Squad(FineTuning):
             output = model(**on_device(examples.inputs(part), device))
             for i, (score, first, last) in zip(part, answers(output, [windows[i] for i in part]), strict=True):
                 window = windows[i]
-                text = rows[window.row]["context"][window.spans[first][0] : window.spans[last][1]]
-                best[window.row] = max(best[window.row], (score, text))
+                if score > best[window.row][0]:  # neither of a model that has diverged, NaN or -inf: it answers nothing
+                    best[window.row] = score, rows[window.row]["context"][window.spans[first][0] : window.spans[last][1]]
         found = [(text, row["answers"]["text"]) for (_, text), row in zip(best, rows, strict=True)]
         return {score.__name__.removesuffix("_score"): 100 * float(np.mean([max(score(text, right) for right in known) for text, known in found]))
                 for score in (exact_match, f1_score)}
