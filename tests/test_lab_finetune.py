@@ -231,6 +231,14 @@ def test_unknown_tasks_labels_and_columns_are_refused(tmp_path):
         glue(tmp_path, data=data).prepare()
 
 
+def test_questions_without_an_answer_are_refused(tmp_path):
+    """SQuAD 2.0 has the same columns."""
+    row = {"context": "the sky is blue", "question": "who?", "answers": {"text": [], "answer_start": []}}
+    for split in ("train", "test"):
+        with pytest.raises(RuntimeError, match=r"'who\?' has no answer"):
+            squad(tmp_path, **{split: MadeUpRows(lambda _: row, count=2, seed=0, name="unanswered")}).prepare()
+
+
 def test_windows_cover_every_token_and_step_by_the_stride():
     for count, room, stride in product(range(20), range(1, 9), range(1, 12)):
         starts = window_starts(count, room, stride)

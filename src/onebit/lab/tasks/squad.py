@@ -54,7 +54,11 @@ class Squad(FineTuning):
     def _rows(self, name: str) -> list[dict]:
         source, count = self.sources[name]
         rows = source.load(*COLUMNS)
-        return [rows[i] for i in range(min(count or len(rows), len(rows)))]
+        rows = [rows[i] for i in range(min(count or len(rows), len(rows)))]
+        for row in rows:
+            if not row["answers"]["text"]:
+                raise RuntimeError(f"{row['question']!r} has no answer in {source.source}: SQuAD 1.1 has one to every question, SQuAD 2.0 has not.")
+        return rows
 
     @cached_property
     def train(self) -> Examples:
