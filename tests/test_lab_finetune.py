@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import synthetic
 import torch
-from transformers import BertConfig, BertModel
+from safetensors.torch import save_file
+from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, RobertaModel
 
 from onebit.lab import tables
 from onebit.lab.claims import CLAIMS
@@ -391,6 +392,30 @@ def test_weights_that_are_not_there_or_of_another_network_are_refused(tmp_path, 
     saved(tmp_path / "bert", num_hidden_layers=2)
     with pytest.raises(ValueError, match="set task.model.num_hidden_layers=2"):
         glue(tmp_path, weights=HubWeights(name=str(tmp_path / "bert"))).model()
+
+
+def test_a_network_is_not_filled_up_with_random_weights(tmp_path):
+    """transformers gives what a file lacks random values; only the pooler, which a model of masked words does not have, may begin so."""
+    theirs = saved(tmp_path / "bert").state_dict()
+    lacks = {name: tensor for name, tensor in theirs.items() if "query.weight" not in name}
+    save_file(lacks, tmp_path / "bert/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks encoder.layer.0.attention.self.query.weight"):
+        glue(tmp_path, weights=HubWeights(name=str(tmp_path / "bert"))).model()
+    BertForMaskedLM(BertConfig(**MODEL)).save_pretrained(tmp_path / "words")
+    glue(tmp_path, weights=HubWeights(name=str(tmp_path / "words"))).model()
+
+
+def test_weights_of_another_kind_of_model_or_without_their_file_are_refused_before_training(tmp_path):
+    """RoBERTa has BERT's sizes and names, but begins to count positions elsewhere."""
+    RobertaModel(RobertaConfig(**MODEL)).save_pretrained(tmp_path / "roberta")
+    with pytest.raises(ValueError, match="a roberta, not a bert"):
+        glue(tmp_path, weights=HubWeights(name=str(tmp_path / "roberta"))).prepare()
+    saved(tmp_path / "bert", num_hidden_layers=2)
+    with pytest.raises(ValueError, match="set task.model.num_hidden_layers=2"):
+        glue(tmp_path, weights=HubWeights(name=str(tmp_path / "bert"))).prepare()
+    (tmp_path / "bert/model.safetensors").unlink()
+    with pytest.raises(RuntimeError, match="hf download"):
+        glue(tmp_path, weights=HubWeights(name=str(tmp_path / "bert")), model=MODEL | {"num_hidden_layers": 2}).prepare()
 
 
 def test_weights_are_found_in_an_installed_package_and_not_looked_for_on_the_meta_device(tmp_path, monkeypatch):
