@@ -50,6 +50,17 @@ def test_only_what_is_missing_is_trained_then_the_figure_is_drawn(lab, monkeypat
     assert "C3" in capsys.readouterr().out
 
 
+def test_missing_data_stop_all_before_training_with_the_command_that_fetches_them(lab, monkeypatch):
+    def missing(config):
+        raise RuntimeError("fetch it with this command")
+
+    monkeypatch.setattr(reproduce, "text_of", missing)
+    synthetic.write_all(lab.root, seeds=(1,))
+    with pytest.raises(SystemExit, match="error: fetch it with this command\nNothing was trained"):
+        run(monkeypatch, "figure_04", "--seeds", "2")
+    assert lab.trained == []
+
+
 def test_figures_that_read_the_same_runs_train_them_once(lab, monkeypatch):
     run(monkeypatch, "figure_01", "figure_02", "figure_04", "--seeds", "1")
     assert sorted(lab.trained) == sorted((optimizer, 1) for optimizer in FIGURE_04)

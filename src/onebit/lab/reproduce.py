@@ -193,6 +193,8 @@ def reproduce(options: argparse.Namespace) -> None:
     except ValueError as error:
         remedy = "Bring back what the committed runs were trained with." if options.live else "FRESH=1 trains these figures and seeds anew."
         raise SystemExit(f"error: {error} Nothing was trained. {remedy}") from None
+    except RuntimeError as error:  # data or weights are missing
+        raise SystemExit(f"error: {error}\nNothing was trained.") from None
     discard(runs, options, root)
     failed = train_missing(runs, options, root)
     for name, module in options.figures.items():
