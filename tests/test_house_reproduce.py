@@ -78,7 +78,7 @@ def test_a_run_that_was_interrupted_is_gone_on_with(lab, monkeypatch):
 
 def test_a_run_that_fails_does_not_stop_the_others_and_is_named_at_the_end(lab, monkeypatch):
     lab.fails.add("onebit_adam")
-    with pytest.raises(SystemExit, match="Failed, see above: onebit_adam, seed 1"):
+    with pytest.raises(SystemExit, match="Failed, see above: onebit_adam, seed 1 of figure_04"):
         run(monkeypatch, "figure_04", "--seeds", "1")
     assert [optimizer for optimizer, _ in lab.trained] == FIGURE_04
     lab.fails.clear()

@@ -111,12 +111,12 @@ def train_missing(runs: list[tuple[str, str]], options: argparse.Namespace, root
     failed = []
     for seed in options.seeds:
         for experiment, optimizer in runs:
-            folder = run_folder(root, experiment, options.profile, optimizer, seed)
+            folder, name = run_folder(root, experiment, options.profile, optimizer, seed), f"{optimizer}, seed {seed} of {experiment}"
             status = read_run(folder).get("status")
             if status in ENDED:
-                print(f"{optimizer}, seed {seed}: {status} before, kept (FRESH=1 trains it anew)", flush=True)
+                print(f"{name}: {status} before, kept (FRESH=1 trains it anew)", flush=True)
             elif train(experiment, optimizer, options.profile, seed, options.workers, folder):
-                failed.append(f"{optimizer}, seed {seed}")
+                failed.append(name)
     return failed
 
 
