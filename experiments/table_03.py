@@ -7,6 +7,7 @@ from onebit.lab.claims.finetune import METRICS, final_score
 from onebit.lab.results import PAPER
 
 EXPERIMENTS = tuple(METRICS)
+SMOKE = ("squad", "glue_rte")  # of each kind one, since all take minutes
 OPTIMIZERS = ("adam", "onebit_adam")
 TITLES = {"squad": "SQuAD 1.1", "rte": "RTE", "mrpc": "MRPC", "cola": "CoLA", "sst2": "SST-2", "qnli": "QNLI", "qqp": "QQP", "mnli": "MNLI",
           "stsb": "STS-B"}  # fmt: skip

@@ -20,6 +20,7 @@ from onebit.lab.figures import load_figure
 from onebit.lab.judge import judge
 from onebit.lab.options import composed
 from onebit.lab.plan import MACHINES, describe
+from onebit.lab.reproduce import runs_of
 from onebit.lab.results import load, paper_number
 from onebit.lab.run import run_from
 from onebit.lab.tasks.examples import cut_pair
@@ -536,6 +537,12 @@ def test_glue_is_three_epochs_at_batch_32(name):
     assert run.batch * phase.steps == pytest.approx(3 * sizes[name], abs=16)
     assert phase.warmup / phase.steps == pytest.approx(400 / 1848, abs=0.002)
     assert phase.lr(phase.steps) == 0 and run.task.name == name
+
+
+def test_the_profile_smoke_trains_one_experiment_of_each_kind():
+    """4 runs: all 18 take longer than the minute that the profile promises."""
+    assert runs_of([TABLE], "smoke") == list(product(("squad", "glue_rte"), TABLE.OPTIMIZERS))
+    assert runs_of([TABLE], "laptop") == list(product(TABLE.EXPERIMENTS, TABLE.OPTIMIZERS))
 
 
 def test_the_plan_of_a_table_is_that_of_all_its_experiments():

@@ -33,9 +33,10 @@ from .tables import experiments, save
 LIVE = RESULTS / "live"
 
 
-def runs_of(modules: list) -> list[tuple[str, str]]:
-    """The (experiment, optimizer) pairs that the figures read, each once."""
-    return list(dict.fromkeys((experiment, optimizer) for module in modules for experiment in experiments(module) for optimizer in module.OPTIMIZERS))
+def runs_of(modules: list, profile: str) -> list[tuple[str, str]]:
+    """The (experiment, optimizer) pairs that the figures train, each once."""
+    pairs = ((experiment, optimizer) for module in modules for experiment in experiments(module, profile) for optimizer in module.OPTIMIZERS)
+    return list(dict.fromkeys(pairs))
 
 
 def new_seed(experiment: str, profile: str) -> int:
@@ -184,7 +185,7 @@ def main() -> None:
 
 def reproduce(options: argparse.Namespace) -> None:
     start = time.monotonic()
-    runs = runs_of(list(options.figures.values()))
+    runs = runs_of(list(options.figures.values()), options.profile)
     root = LIVE if options.live else RESULTS
     default = [new_seed(runs[0][0], options.profile)] if options.live else SEEDS[: 1 if options.profile == "smoke" else None]
     options.seeds = options.seeds or list(default)

@@ -1,6 +1,7 @@
 """Tables: our scores beside the papers', as Markdown and as CSV.
 
-A table is a file experiments/table_NN.py with EXPERIMENTS, OPTIMIZERS, NOTE and table(rows by experiment); see `main`.
+A table is a file experiments/table_NN.py with EXPERIMENTS, OPTIMIZERS, NOTE and table(rows by experiment), and SMOKE, those of the
+experiments that the profile smoke trains; see `main`.
 """
 
 import argparse
@@ -16,8 +17,10 @@ from .results import PROFILES, RESULTS, load_records, load_rows, require_alike
 PARTS = ("", " low", " high", " n")  # the columns that an optimizer has
 
 
-def experiments(module: ModuleType) -> tuple[str, ...]:
-    """The experiments whose runs a table or a figure reads."""
+def experiments(module: ModuleType, profile: str) -> tuple[str, ...]:
+    """The experiments that a table or a figure trains."""
+    if profile == "smoke" and hasattr(module, "SMOKE"):
+        return module.SMOKE
     return module.EXPERIMENTS if hasattr(module, "EXPERIMENTS") else (module.EXPERIMENT,)
 
 
