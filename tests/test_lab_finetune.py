@@ -89,6 +89,15 @@ def test_a_batch_is_a_function_of_seed_step_and_rank_and_of_no_cache(tmp_path, m
         assert not all(torch.equal(a, b) for a, b in zip(batch.values(), first.batch(*coordinates, 4, 32).values(), strict=True))
 
 
+def test_other_training_texts_teach_the_tokenizer_other_pieces_of_the_same_development_set(tmp_path):
+    """Which is not taken from the cache then."""
+    data = stored(tmp_path, "rte")
+    first = glue(tmp_path / "cache", data=data).test[""]
+    schema("rte").assign(sentence1="quite another vocabulary").to_parquet(tmp_path / "glue/rte/train.parquet")
+    again, anew = (glue(tmp_path / cache, data=data).test[""] for cache in ("cache", "other"))
+    assert again.tokens.tolist() == anew.tokens.tolist() != first.tokens.tolist()
+
+
 def test_a_pair_is_two_parts_between_separators_and_padding_is_not_attended(tmp_path):
     task = glue(tmp_path)
     inputs = task.train.inputs([0, 1])
