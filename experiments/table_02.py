@@ -7,6 +7,7 @@ import pandas as pd
 from onebit.lab import tables
 from onebit.lab.claims.bert import chosen_by_rule, lr_warmup
 from onebit.lab.claims.claim import finished
+from onebit.lab.claims.finetune import diverged
 from onebit.lab.options import composed
 from onebit.lab.record import read_run
 from onebit.lab.results import paper_number
@@ -32,15 +33,17 @@ def table(rows: dict[str, pd.DataFrame]) -> pd.DataFrame:
         config = composed([f"experiment={experiment}", "profile=paper"])
         for name, phase in config.phases.items():
             printed = {what: paper_number(f"{number}_{phase.length}_{what}") for what in ("steps", "warmup")}
-            found = chosen(rows[experiment], name)
-            if experiment == "table_02" and found.empty:
-                found = chosen(rows["figure_04"], name)
+            ours = rows[experiment]
+            if experiment == "table_02" and chosen(ours, name).empty:
+                ours = rows["figure_04"]
+            found = chosen(ours, name)
+            values = (found.mean(), found.min(), found.max(), len(found), diverged(ours, "adam"))
             lines.append({
                 "model": title, "length": phase.length, "paper: steps": printed["steps"] / 1e3, "paper: T_w": printed["warmup"] / 1e3,
                 "paper: batch": paper_number("batch"), "configured: steps": phase.steps / 1e3, "configured: T_w": phase.warmup / 1e3,
                 "configured: batch": config.batch, "T_w, % of the steps": round(100 * phase.warmup / phase.steps, 1),
                 "paper: by the rule, %": papers_choice(printed["steps"]) if (number, name) == ("bert_large", "seq128") else None,
-                **dict(zip((RULE + part for part in tables.PARTS), (found.mean(), found.min(), found.max(), len(found)), strict=True)),
+                **dict(zip((RULE + part for part in tables.PARTS), values, strict=True)),
             })  # fmt: skip
     return pd.DataFrame(lines)
 

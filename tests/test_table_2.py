@@ -45,7 +45,7 @@ def test_the_rule_counts_the_steps_of_each_phase_from_its_own_beginning(tmp_path
     """2533 steps of length 128, in which the rate rises for 209, then 167, in which it rises for 3, but the variance's memory is 50."""
     write(tmp_path, "table_02", {0: 100, 500: 600, 2590: 3000})
     text, frame = written(tmp_path)
-    large = frame.loc["BERT-Large"][[f"{TABLE.RULE}{part}" for part in tables.PARTS]]
+    large = frame.loc["BERT-Large"][[f"{TABLE.RULE}{part}" for part in tables.PARTS[:4]]]
     assert large.loc[128].tolist() == pytest.approx([100 * 502 / 2533, 100 * 501 / 2533, 100 * 503 / 2533, 3], rel=1e-5)
     assert large.loc[512].tolist() == pytest.approx([100 * 59 / 167, 100 * 58 / 167, 100 * 60 / 167, 3], rel=1e-5)
     assert "| 15.1 | 14.6 | 19.8 (19.8 to 19.9, n = 3) |" in text and "- table_02: BERT of 2 layers" in text
@@ -76,4 +76,4 @@ def test_its_plan_and_its_runs_are_those_of_both_models():
     text = describe("table_02", "paper", MACHINES["paper"])
     for part in ("110,106,428 parameters", "336,226,108 parameters", "118,000 steps, T_w = 16,000", "10,000 steps, T_w = 1,500"):
         assert part in text
-    assert runs_of([TABLE]) == [(experiment, optimizer) for experiment in ("table_02_base", "table_02") for optimizer in ("adam", "onebit_adam")]
+    assert runs_of([TABLE], "laptop") == [(name, optimizer) for name in ("table_02_base", "table_02") for optimizer in ("adam", "onebit_adam")]

@@ -70,7 +70,8 @@ def launch(arguments: str, machine: Machine, profile: str) -> list[str]:
 def describe(name: str, profile: str, machine: Machine, workers: int | None = None) -> str:
     """The plan as text. workers: by default the machine's, but in the paper's profile no more than the batch has micro-batches."""
     module = load_figure(name)
-    return "\n\n".join(describe_experiment(name, experiment, module.OPTIMIZERS, profile, machine, workers) for experiment in experiments(module))
+    parts = (describe_experiment(name, experiment, module.OPTIMIZERS, profile, machine, workers) for experiment in experiments(module, profile))
+    return "\n\n".join(parts)
 
 
 def describe_experiment(name: str, experiment: str, optimizers: tuple[str, ...], profile: str, machine: Machine, workers: int | None) -> str:
