@@ -489,12 +489,23 @@ def test_table_3_has_ours_beside_both_papers(tmp_path):
     assert rte[["1-bit Adam paper, Base: Adam", "Large: 1-bit Adam", "Large: basic 1-bit"]].tolist() == [68.2, 70.4, 66.6]
     assert frame.loc[("MNLI", "accuracy mismatched"), "Base: 1-bit Adam"] == 83.9
     assert frame.loc[("SQuAD 1.1", "f1"), "Large: 1-bit Adam"] == 93.32
-    assert frame.loc[("STS-B", "pearson")].drop(["Adam n", "1-bit Adam n"]).isna().all()
+    assert frame.loc[("STS-B", "pearson")].drop([f"{name} {part}" for name in ("Adam", "1-bit Adam") for part in ("n", "diverged")]).isna().all()
     line = next(line for line in path.read_text().splitlines() if line.startswith("| RTE"))
     assert "63.0 (62.0 to 64.0, n = 3)" in line and "| 68.2 |" in line
     first = path.read_bytes(), path.with_suffix(".csv").read_bytes()
     tables.save(TABLE, "table_03", "laptop", tmp_path)
     assert (path.read_bytes(), path.with_suffix(".csv").read_bytes()) == first
+
+
+def test_a_table_says_which_runs_diverged(tmp_path):
+    """The mean is that of the others, or there is none."""
+    for experiment, seeds in (("glue_rte", (1, 2, 3)), ("glue_cola", (3,))):
+        for seed in seeds:
+            metric = "accuracy" if experiment == "glue_rte" else "matthews"
+            write(tmp_path, experiment, "onebit_adam", seed, metric, 60, **({"status": "diverged", "steps": 50} if seed == 3 else {}))
+    lines = tables.save(TABLE, "table_03", "laptop", tmp_path).read_text().splitlines()
+    rte, cola = (next(line for line in lines if line.startswith(f"| {name}")) for name in ("RTE", "CoLA"))
+    assert "| 60.0 (60.0 to 60.0, n = 2), 1 diverged |" in rte and "| 1 diverged |" in cola
 
 
 def test_a_table_without_runs_says_how_to_make_them(tmp_path):

@@ -14,7 +14,7 @@ from . import figures
 from .looks import LOOKS
 from .results import PROFILES, RESULTS, load_records, load_rows, require_alike
 
-PARTS = ("", " low", " high", " n")  # the columns that an optimizer has
+PARTS = ("", " low", " high", " n", " diverged")  # the columns that an optimizer has
 
 
 def experiments(module: ModuleType, profile: str) -> tuple[str, ...]:
@@ -50,11 +50,11 @@ def text(module: ModuleType, frame: pd.DataFrame, records: dict[str, list[dict]]
     return "\n".join(lines) + "\n"
 
 
-def ours(scores: dict[str, pd.Series]) -> dict:
-    """The columns of each optimizer: mean, lowest and highest score and number of seeds, of its scores by seed."""
+def ours(scores: dict[str, pd.Series], diverged: dict[str, int]) -> dict:
+    """The columns of each optimizer: mean, lowest and highest score and number of seeds, of its scores by seed, and how many more diverged."""
     found = {}
     for optimizer, score in scores.items():
-        values = (score.mean(), score.min(), score.max(), len(score))
+        values = (score.mean(), score.min(), score.max(), len(score), diverged[optimizer])
         found |= {LOOKS[optimizer][0] + part: value for part, value in zip(PARTS, values, strict=True)}
     return found
 
@@ -64,11 +64,15 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
     cells = {}
     for name in frame.columns:
         if name + " low" in frame:
-            cells[f"ours: {name}"] = [f"{mean:.1f} ({low:.1f} to {high:.1f}, n = {n:.0f})" if n else ""
-                                      for mean, low, high, n in frame[[name + part for part in PARTS]].itertuples(index=False)]
+            cells[f"ours: {name}"] = [cell(*values) for values in frame[[name + part for part in PARTS]].itertuples(index=False)]
         elif not name.endswith(PARTS[1:]):
             cells[name] = ["" if pd.isna(value) else value if isinstance(value, str) else f"{value:g}" for value in frame[name]]
     return pd.DataFrame(cells)
+
+
+def cell(mean: float, low: float, high: float, n: int, diverged: int) -> str:
+    parts = [f"{mean:.1f} ({low:.1f} to {high:.1f}, n = {n:.0f})"] * bool(n) + [f"{diverged:.0f} diverged"] * bool(diverged)
+    return ", ".join(parts)
 
 
 def markdown(frame: pd.DataFrame) -> str:

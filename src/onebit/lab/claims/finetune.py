@@ -38,6 +38,11 @@ def final_score(rows: pd.DataFrame, optimizer: str, metric: str) -> pd.Series:
     return rows[rows.step == rows.total_steps].set_index("seed")[metric].dropna().astype(float)
 
 
+def diverged(rows: pd.DataFrame, optimizer: str) -> int:
+    """How many of its runs did."""
+    return rows[(rows.optimizer == optimizer) & (rows.status == "diverged")].seed.nunique()
+
+
 def score_gap(optimizer: str, metric: str) -> Statistic:
     """(the optimizer's score - Adam's) / 100, by seed; none where Adam diverged, minus infinity where only the other did."""
 
@@ -52,9 +57,9 @@ def scores(optimizer: str, metric: str) -> Callable[[pd.DataFrame], str]:
     """The mean scores of an optimizer and of Adam, over the runs that finished, and how many did not."""
 
     def text(rows: pd.DataFrame) -> str:
-        diverged = rows[(rows.optimizer == optimizer) & (rows.status == "diverged")].seed.nunique()
+        lost = diverged(rows, optimizer)
         means = [final_score(rows, name, metric).mean() for name in (optimizer, "adam")]
-        return f"{metric} {means[0]:.1f}" + f" ({diverged} diverged)" * bool(diverged) + f", Adam {means[1]:.1f}"
+        return f"{metric} {means[0]:.1f}" + f" ({lost} diverged)" * bool(lost) + f", Adam {means[1]:.1f}"
 
     return text
 
