@@ -73,7 +73,7 @@ def test_a_job_starts_the_papers_run_on_its_processes(job, launcher, fakes):
         assert words[:3] == ["mpirun", "-n", str(workers)]
     else:
         given = dict(zip(words, words[1:]))
-        assert (words[0], given["--nnodes"], given["--nproc-per-node"]) == ("srun", str(nodes), "8")
+        assert (words[0], given["--nnodes"], given["--nproc-per-node"]) == ("srun", str(nodes), asked["ntasks-per-node"])
         assert f"--ntasks={nodes}" in words and given["--rdzv-endpoint"] == "node-3:21234"
 
 
