@@ -168,10 +168,11 @@ def schema(name, count=6):
 
 
 def stored(root, name, **changed):
+    """6 examples to train on, 7 and 8 to test."""
     folder = root / "glue" / name
     folder.mkdir(parents=True)
-    for split in ("train", *GLUE[name].tests):
-        schema(name).assign(**changed).to_parquet(folder / f"{split}.parquet")
+    for count, split in enumerate(("train", *GLUE[name].tests), 6):
+        schema(name, count).assign(**changed).to_parquet(folder / f"{split}.parquet")
     return HubGlue(path="nyu-mll/glue", data_root=str(root))
 
 
@@ -203,6 +204,7 @@ def test_every_task_of_table_3_is_read_in_its_schema_and_has_its_official_metric
     loss.backward()
     assert loss.isfinite() and model.classifier.weight.grad.abs().sum() > 0
     assert model.classifier.out_features == GLUE[name].classes
+    assert {suffix: len(examples) for suffix, examples in task.test.items()} == ({"": 7, "_mismatched": 8} if name == "mnli" else {"": 7})
     assert task.evaluate(model, torch.device("cpu")).keys() == OFFICIAL[name]
     known = task.evaluate(Oracle(*(examples.labels for examples in task.test.values())), torch.device("cpu"))
     assert known == pytest.approx(dict.fromkeys(OFFICIAL[name], 100))
