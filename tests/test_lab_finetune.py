@@ -168,10 +168,11 @@ def schema(name, count=6):
 
 
 def stored(root, name, **changed):
+    """6 examples to train on, 7 and 8 to test."""
     folder = root / "glue" / name
     folder.mkdir(parents=True)
-    for split in ("train", *GLUE[name].tests):
-        schema(name).assign(**changed).to_parquet(folder / f"{split}.parquet")
+    for count, split in enumerate(("train", *GLUE[name].tests), 6):
+        schema(name, count).assign(**changed).to_parquet(folder / f"{split}.parquet")
     return HubGlue(path="nyu-mll/glue", data_root=str(root))
 
 
@@ -203,6 +204,7 @@ def test_every_task_of_table_3_is_read_in_its_schema_and_has_its_official_metric
     loss.backward()
     assert loss.isfinite() and model.classifier.weight.grad.abs().sum() > 0
     assert model.classifier.out_features == GLUE[name].classes
+    assert {suffix: len(examples) for suffix, examples in task.test.items()} == ({"": 7, "_mismatched": 8} if name == "mnli" else {"": 7})
     assert task.evaluate(model, torch.device("cpu")).keys() == OFFICIAL[name]
     known = task.evaluate(Oracle(*(examples.labels for examples in task.test.values())), torch.device("cpu"))
     assert known == pytest.approx(dict.fromkeys(OFFICIAL[name], 100))
@@ -557,6 +559,14 @@ def test_glue_is_three_epochs_at_batch_32(name):
     assert run.batch * phase.steps == pytest.approx(3 * sizes[name], abs=16)
     assert phase.warmup / phase.steps == pytest.approx(400 / 1848, abs=0.002)
     assert phase.lr(phase.steps) == 0 and run.task.name == name
+
+
+def test_the_plan_counts_no_bytes_for_embeddings_that_are_kept():
+    """71 steps of 2 * 3/4 * 4 bytes for each of the other parameters."""
+    text = describe("table_03", "laptop", MACHINES["laptop"]).partition("\n\n")[0]
+    trained = 22_566_146 - 384 * (30522 + 512 + 2 + 2)
+    assert f"22,566,146 parameters, {trained:,} of them trained" in text
+    assert f"exact: {71 * 6 * trained / 1e9:.3g} GB sent by a worker" in text
 
 
 def test_the_profile_smoke_trains_one_experiment_of_each_kind():
