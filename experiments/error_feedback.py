@@ -29,6 +29,7 @@ import pandas as pd
 
 from onebit import reference
 from onebit.lab import figures, measured, theory
+from onebit.lab.claims.theory import chosen, final, late_exponents
 from onebit.lab.judge import mean_interval, show
 from onebit.lab.theory import Problem, Sample
 
@@ -114,22 +115,9 @@ def measure(options):
 # ---- what is found
 
 
-def chosen(rows, part, setting, quantity):
-    found = rows[(rows.part == part) & (rows.setting.astype(str) == str(setting)) & (rows.quantity == quantity)]
-    return found[["step", "seed", "value"]]
-
-
-def final(rows, part, setting, quantity):
-    """The value at the last step, by seed."""
-    found = chosen(rows, part, setting, quantity)
-    return found[found.step == found.step.max()].set_index("seed").value
-
-
 def growth(rows, part, setting, quantity):
     """The interval of the exponent of t with which a quantity grows from T / 10 to T."""
-    found = chosen(rows, part, setting, quantity)
-    late = found[found.step >= found.step.max() / 10]
-    return mean_interval(theory.exponents(late, "step", "value").to_numpy())
+    return mean_interval(late_exponents(rows, part, setting, quantity).to_numpy())
 
 
 def judge(rows):

@@ -50,6 +50,17 @@ def test_only_what_is_missing_is_trained_then_the_figure_is_drawn(lab, monkeypat
     assert "C3" in capsys.readouterr().out
 
 
+def test_missing_data_stop_all_before_training_with_the_command_that_fetches_them(lab, monkeypatch):
+    def missing(config):
+        raise RuntimeError("fetch it with this command")
+
+    monkeypatch.setattr(reproduce, "text_of", missing)
+    synthetic.write_all(lab.root, seeds=(1,))
+    with pytest.raises(SystemExit, match="error: fetch it with this command\nNothing was trained"):
+        run(monkeypatch, "figure_04", "--seeds", "2")
+    assert lab.trained == []
+
+
 def test_figures_that_read_the_same_runs_train_them_once(lab, monkeypatch):
     run(monkeypatch, "figure_01", "figure_02", "figure_04", "--seeds", "1")
     assert sorted(lab.trained) == sorted((optimizer, 1) for optimizer in FIGURE_04)
@@ -67,7 +78,7 @@ def test_a_run_that_was_interrupted_is_gone_on_with(lab, monkeypatch):
 
 def test_a_run_that_fails_does_not_stop_the_others_and_is_named_at_the_end(lab, monkeypatch):
     lab.fails.add("onebit_adam")
-    with pytest.raises(SystemExit, match="Failed, see above: onebit_adam, seed 1"):
+    with pytest.raises(SystemExit, match="Failed, see above: onebit_adam, seed 1 of figure_04"):
         run(monkeypatch, "figure_04", "--seeds", "1")
     assert [optimizer for optimizer, _ in lab.trained] == FIGURE_04
     lab.fails.clear()

@@ -69,9 +69,9 @@ def test_a_task_is_chosen_by_its_experiment():
     assert tasks["figure_06"] == "ImageClassification"
 
 
-@pytest.mark.parametrize(("model", "millions"), [("bert_base", 110), ("bert_large", 340)])
-def test_paper_models_have_the_papers_parameters(model, millions):
-    task = instantiate(composed(["profile=paper", f"task/model={model}"]).task, _convert_="all")
+@pytest.mark.parametrize(("experiment", "millions"), [("table_02_base", 110), ("table_02", 340)])
+def test_paper_models_have_the_papers_parameters(experiment, millions):
+    task = instantiate(composed(["profile=paper", f"experiment={experiment}"]).task, _convert_="all")
     with torch.device("meta"):
         count = sum(p.numel() for p in task.model().parameters())
     assert count == pytest.approx(millions * 1e6, rel=0.03)
@@ -83,6 +83,8 @@ def test_paper_schedule_is_the_papers():
     base = run_from(composed(["experiment=table_02_base", "profile=paper", "comm=threads", "workers=64"]))
     assert [(p.length, p.steps, p.warmup) for p in large.phases.values()] == [(128, 152000, 23000), (512, 10000, 1500)]
     assert [(p.length, p.steps, p.warmup) for p in base.phases.values()] == [(128, 118000, 16000), (512, 22000, 1500)]
+    assert {**base.config["task"], "model": None} == {**large.config["task"], "model": None}
+    assert (base.batch, base.config["max_grad_norm"], base.phases["seq128"].lr.peak) == (4096, 1.0, 4e-4)
     assert large.micro_batches(large.phases["seq128"], 64) == (4, 16)  # Table 1: 4 accumulations of 16
     lr = Plan(large.phases).lr
     assert lr(0) == pytest.approx(4e-4 / 12500)

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import synthetic
 import torch
-from transformers import BertConfig, BertModel
+from safetensors.torch import save_file
+from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, RobertaModel
 
 from onebit.lab import tables
 from onebit.lab.claims import CLAIMS
@@ -19,6 +20,7 @@ from onebit.lab.figures import load_figure
 from onebit.lab.judge import judge
 from onebit.lab.options import composed
 from onebit.lab.plan import MACHINES, describe
+from onebit.lab.reproduce import runs_of
 from onebit.lab.results import load, paper_number
 from onebit.lab.run import run_from
 from onebit.lab.tasks.examples import cut_pair
@@ -85,6 +87,15 @@ def test_a_batch_is_a_function_of_seed_step_and_rank_and_of_no_cache(tmp_path, m
         assert batch.keys() == other.keys() and all(torch.equal(batch[key], other[key]) for key in batch)
     for coordinates in ((4, 5, 1), (3, 6, 1), (3, 5, 2)):
         assert not all(torch.equal(a, b) for a, b in zip(batch.values(), first.batch(*coordinates, 4, 32).values(), strict=True))
+
+
+def test_other_training_texts_teach_the_tokenizer_other_pieces_of_the_same_development_set(tmp_path):
+    """Which is not taken from the cache then."""
+    data = stored(tmp_path, "rte")
+    first = glue(tmp_path / "cache", data=data).test[""]
+    schema("rte").assign(sentence1="quite another vocabulary").to_parquet(tmp_path / "glue/rte/train.parquet")
+    again, anew = (glue(tmp_path / cache, data=data).test[""] for cache in ("cache", "other"))
+    assert again.tokens.tolist() == anew.tokens.tolist() != first.tokens.tolist()
 
 
 def test_a_pair_is_two_parts_between_separators_and_padding_is_not_attended(tmp_path):
@@ -157,10 +168,11 @@ def schema(name, count=6):
 
 
 def stored(root, name, **changed):
+    """6 examples to train on, 7 and 8 to test."""
     folder = root / "glue" / name
     folder.mkdir(parents=True)
-    for split in ("train", *GLUE[name].tests):
-        schema(name).assign(**changed).to_parquet(folder / f"{split}.parquet")
+    for count, split in enumerate(("train", *GLUE[name].tests), 6):
+        schema(name, count).assign(**changed).to_parquet(folder / f"{split}.parquet")
     return HubGlue(path="nyu-mll/glue", data_root=str(root))
 
 
@@ -192,6 +204,7 @@ def test_every_task_of_table_3_is_read_in_its_schema_and_has_its_official_metric
     loss.backward()
     assert loss.isfinite() and model.classifier.weight.grad.abs().sum() > 0
     assert model.classifier.out_features == GLUE[name].classes
+    assert {suffix: len(examples) for suffix, examples in task.test.items()} == ({"": 7, "_mismatched": 8} if name == "mnli" else {"": 7})
     assert task.evaluate(model, torch.device("cpu")).keys() == OFFICIAL[name]
     known = task.evaluate(Oracle(*(examples.labels for examples in task.test.values())), torch.device("cpu"))
     assert known == pytest.approx(dict.fromkeys(OFFICIAL[name], 100))
@@ -229,6 +242,14 @@ def test_unknown_tasks_labels_and_columns_are_refused(tmp_path):
         data = stored(tmp_path / "b", "rte")
         schema("rte").rename(columns={"sentence1": "premise"}).to_parquet(tmp_path / "b/glue/rte/train.parquet")
         glue(tmp_path, data=data).prepare()
+
+
+def test_questions_without_an_answer_are_refused(tmp_path):
+    """SQuAD 2.0 has the same columns."""
+    row = {"context": "the sky is blue", "question": "who?", "answers": {"text": [], "answer_start": []}}
+    for split in ("train", "test"):
+        with pytest.raises(RuntimeError, match=r"'who\?' has no answer"):
+            squad(tmp_path, **{split: MadeUpRows(lambda _: row, count=2, seed=0, name="unanswered")}).prepare()
 
 
 def test_windows_cover_every_token_and_step_by_the_stride():
@@ -295,6 +316,21 @@ def test_answers_are_recovered_from_perfect_logits(tmp_path):
     """Over several windows of each question, of which [CLS] of those without the answer has the highest logits."""
     task = squad(tmp_path)
     assert task.evaluate(SquadOracle(task), torch.device("cpu")) == {"exact_match": 100, "f1": 100}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_model_whose_logits_are_no_numbers_answers_nothing(tmp_path, value):
+    """Nor does it stop the run, in windows that are shorter than their question."""
+
+    def broken(input_ids, **_):
+        return SimpleNamespace(start_logits=torch.full(input_ids.shape, value), end_logits=torch.full(input_ids.shape, value))
+
+    task = squad(tmp_path)
+    rows, windows = task.test
+    task.test = rows, [window._replace(part=window.part[:1], spans=window.spans[:1]) for window in windows]
+    model = torch.nn.Module()
+    model.forward = broken
+    assert task.evaluate(model, torch.device("cpu")) == {"exact_match": 0, "f1": 0}
 
 
 def test_the_best_of_several_right_answers_counts(tmp_path):
@@ -370,6 +406,30 @@ def test_weights_that_are_not_there_or_of_another_network_are_refused(tmp_path, 
         glue(tmp_path, weights=HubWeights(name=str(tmp_path / "bert"))).model()
 
 
+def test_a_network_is_not_filled_up_with_random_weights(tmp_path):
+    """transformers gives what a file lacks random values; only the pooler, which a model of masked words does not have, may begin so."""
+    theirs = saved(tmp_path / "bert").state_dict()
+    lacks = {name: tensor for name, tensor in theirs.items() if "query.weight" not in name}
+    save_file(lacks, tmp_path / "bert/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks encoder.layer.0.attention.self.query.weight"):
+        glue(tmp_path, weights=HubWeights(name=str(tmp_path / "bert"))).model()
+    BertForMaskedLM(BertConfig(**MODEL)).save_pretrained(tmp_path / "words")
+    glue(tmp_path, weights=HubWeights(name=str(tmp_path / "words"))).model()
+
+
+def test_weights_of_another_kind_of_model_or_without_their_file_are_refused_before_training(tmp_path):
+    """RoBERTa has BERT's sizes and names, but begins to count positions elsewhere."""
+    RobertaModel(RobertaConfig(**MODEL)).save_pretrained(tmp_path / "roberta")
+    with pytest.raises(ValueError, match="a roberta, not a bert"):
+        glue(tmp_path, weights=HubWeights(name=str(tmp_path / "roberta"))).prepare()
+    saved(tmp_path / "bert", num_hidden_layers=2)
+    with pytest.raises(ValueError, match="set task.model.num_hidden_layers=2"):
+        glue(tmp_path, weights=HubWeights(name=str(tmp_path / "bert"))).prepare()
+    (tmp_path / "bert/model.safetensors").unlink()
+    with pytest.raises(RuntimeError, match="hf download"):
+        glue(tmp_path, weights=HubWeights(name=str(tmp_path / "bert")), model=MODEL | {"num_hidden_layers": 2}).prepare()
+
+
 def test_weights_are_found_in_an_installed_package_and_not_looked_for_on_the_meta_device(tmp_path, monkeypatch):
     weights = PackagedWeights(package="a_bert_of_the_test", folder="model", requirement="a-bert==1.0", title="a BERT")
     with torch.device("meta"):
@@ -431,12 +491,23 @@ def test_table_3_has_ours_beside_both_papers(tmp_path):
     assert rte[["1-bit Adam paper, Base: Adam", "Large: 1-bit Adam", "Large: basic 1-bit"]].tolist() == [68.2, 70.4, 66.6]
     assert frame.loc[("MNLI", "accuracy mismatched"), "Base: 1-bit Adam"] == 83.9
     assert frame.loc[("SQuAD 1.1", "f1"), "Large: 1-bit Adam"] == 93.32
-    assert frame.loc[("STS-B", "pearson")].drop(["Adam n", "1-bit Adam n"]).isna().all()
+    assert frame.loc[("STS-B", "pearson")].drop([f"{name} {part}" for name in ("Adam", "1-bit Adam") for part in ("n", "diverged")]).isna().all()
     line = next(line for line in path.read_text().splitlines() if line.startswith("| RTE"))
     assert "63.0 (62.0 to 64.0, n = 3)" in line and "| 68.2 |" in line
     first = path.read_bytes(), path.with_suffix(".csv").read_bytes()
     tables.save(TABLE, "table_03", "laptop", tmp_path)
     assert (path.read_bytes(), path.with_suffix(".csv").read_bytes()) == first
+
+
+def test_a_table_says_which_runs_diverged(tmp_path):
+    """The mean is that of the others, or there is none."""
+    for experiment, seeds in (("glue_rte", (1, 2, 3)), ("glue_cola", (3,))):
+        for seed in seeds:
+            metric = "accuracy" if experiment == "glue_rte" else "matthews"
+            write(tmp_path, experiment, "onebit_adam", seed, metric, 60, **({"status": "diverged", "steps": 50} if seed == 3 else {}))
+    lines = tables.save(TABLE, "table_03", "laptop", tmp_path).read_text().splitlines()
+    rte, cola = (next(line for line in lines if line.startswith(f"| {name}")) for name in ("RTE", "CoLA"))
+    assert "| 60.0 (60.0 to 60.0, n = 2), 1 diverged |" in rte and "| 1 diverged |" in cola
 
 
 def test_a_table_without_runs_says_how_to_make_them(tmp_path):
@@ -488,6 +559,20 @@ def test_glue_is_three_epochs_at_batch_32(name):
     assert run.batch * phase.steps == pytest.approx(3 * sizes[name], abs=16)
     assert phase.warmup / phase.steps == pytest.approx(400 / 1848, abs=0.002)
     assert phase.lr(phase.steps) == 0 and run.task.name == name
+
+
+def test_the_plan_counts_no_bytes_for_embeddings_that_are_kept():
+    """71 steps of 2 * 3/4 * 4 bytes for each of the other parameters."""
+    text = describe("table_03", "laptop", MACHINES["laptop"]).partition("\n\n")[0]
+    trained = 22_566_146 - 384 * (30522 + 512 + 2 + 2)
+    assert f"22,566,146 parameters, {trained:,} of them trained" in text
+    assert f"exact: {71 * 6 * trained / 1e9:.3g} GB sent by a worker" in text
+
+
+def test_the_profile_smoke_trains_one_experiment_of_each_kind():
+    """4 runs: all 18 take longer than the minute that the profile promises."""
+    assert runs_of([TABLE], "smoke") == list(product(("squad", "glue_rte"), TABLE.OPTIMIZERS))
+    assert runs_of([TABLE], "laptop") == list(product(TABLE.EXPERIMENTS, TABLE.OPTIMIZERS))
 
 
 def test_the_plan_of_a_table_is_that_of_all_its_experiments():

@@ -73,12 +73,8 @@ def test_a_job_starts_the_papers_run_on_its_processes(job, launcher, fakes):
         assert words[:3] == ["mpirun", "-n", str(workers)]
     else:
         given = dict(zip(words, words[1:]))
-        assert (words[0], given["--nnodes"], given["--nproc-per-node"]) == ("srun", str(nodes), "8")
+        assert (words[0], given["--nnodes"], given["--nproc-per-node"]) == ("srun", str(nodes), asked["ntasks-per-node"])
         assert f"--ntasks={nodes}" in words and given["--rdzv-endpoint"] == "node-3:21234"
-
-
-def test_bert_base_is_asked_for_by_its_job(fakes):
-    assert "task/model=bert_base" in started(ROOT / "scripts/slurm/table_02_base.sbatch", fakes, "adam").stdout
 
 
 def test_a_job_without_an_optimizer_or_with_another_launcher_says_what_it_needs(fakes):
@@ -182,7 +178,7 @@ class Optimizer:
 
 
 def recorded(folder, first, last, state=None, finish=True, wandb="offline"):
-    """A stretch of a made-up run of at most 9 steps, whose loss is 4.0, then 4/2, 4/3, ... and at last nan."""
+    """A stretch of a made-up run of two players and at most 9 steps, whose loss is 4.0, then 4/2, 4/3, ... and at last nan."""
     facts = {"experiment": "figure_06", "profile": "smoke", "optimizer": "onebit_adam", "seed": 1, "config": {"record_every": 1, "lr": None},
              "workers": 2, "warmup_steps": 3, "total_steps": 9}
     recorder, optimizer = Recorder(folder, facts, wandb), Optimizer()
@@ -190,20 +186,24 @@ def recorded(folder, first, last, state=None, finish=True, wandb="offline"):
     kept = None
     for step in range(first, last + 1):
         optimizer.step()
-        recorder.row(optimizer, step=step, samples=4 * step, loss=float("nan") if step == 9 else 4.0 / step, lr=0.1 / 3, phase="warmup")
+        losses = {"generator": float("nan") if step == 9 else 3.0 / step, "discriminator": 1.0 / step}
+        recorder.row([optimizer], losses, step=step, samples=4 * step, lr=0.1 / 3, phase="warmup")
         if step % 2 == 0:
-            recorder.evaluation({"test_accuracy": 100 / 3 + step, "test_loss": 2.0}, step=step, samples=4 * step)
+            recorder.evaluation({"distance": 100 / 3 + step, "test_loss": 2.0}, step=step, samples=4 * step)
+        if step % 3 == 0:  # in alphabetical order, which is that of what comes back
+            recorder.tensors([{"tensor": "a.bias", "ratio": 1.0}, {"tensor": "b/c.weight", "variance": 1.0 / step, "ratio": 2.0}], step=step,
+                             samples=4 * step)
         if step == 4:
-            kept = json.loads(json.dumps(recorder.state_dict(optimizer)))
+            kept = json.loads(json.dumps(recorder.state_dict([optimizer])))
             kept["norms"] = recorder.norms
     if finish:
-        recorder.finish("diverged", last, optimizer)
+        recorder.finish("diverged", last, [optimizer])
     else:
         recorder.curves.finish()
     return kept
 
 
-FILES = ("curve.csv", "evaluation.csv", "run.json")
+FILES = ("curve.csv", "evaluation.csv", "tensors.csv", "run.json")
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,10 @@ def test_a_resumed_run_is_the_same_run_in_wandb(resumed):
 
 
 def test_what_wandb_wrote_offline_comes_back_byte_for_byte(resumed, tmp_path):
-    """Evaluations, missing numbers and the nan with which it ends included; the rows after the checkpoint are those of the second stretch."""
+    """Players' losses, evaluations, tensors, missing numbers and the nan with which it ends included.
+
+    The rows after the checkpoint are those of the second stretch.
+    """
     (run,) = pull.offline(resumed)
     assert "9 rows" in pull.write(run, tmp_path)
     folder = run_folder(tmp_path, "figure_06", "smoke", "onebit_adam", 1)

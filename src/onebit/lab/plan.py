@@ -31,10 +31,11 @@ LOCAL = Machine(workers=4, flops=4e10, gbits=None)
 MACHINES = {"smoke": LOCAL, "laptop": LOCAL, "paper": Machine(workers=64, flops=4e13, gbits=4.1)}
 
 
-def parameters(run: Run) -> int:
-    """The size of the model."""
+def parameters(run: Run) -> tuple[int, int]:
+    """The size of the model, and how much of it is trained."""
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in run.task.model().parameters())
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in run.task.model().parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
 
 
 def volumes(run: Run, size: int, workers: int) -> tuple[float, float]:
@@ -70,7 +71,8 @@ def launch(arguments: str, machine: Machine, profile: str) -> list[str]:
 def describe(name: str, profile: str, machine: Machine, workers: int | None = None) -> str:
     """The plan as text. workers: by default the machine's, but in the paper's profile no more than the batch has micro-batches."""
     module = load_figure(name)
-    return "\n\n".join(describe_experiment(name, experiment, module.OPTIMIZERS, profile, machine, workers) for experiment in experiments(module))
+    parts = (describe_experiment(name, experiment, module.OPTIMIZERS, profile, machine, workers) for experiment in experiments(module, profile))
+    return "\n\n".join(parts)
 
 
 def describe_experiment(name: str, experiment: str, optimizers: tuple[str, ...], profile: str, machine: Machine, workers: int | None) -> str:
@@ -81,11 +83,11 @@ def describe_experiment(name: str, experiment: str, optimizers: tuple[str, ...],
     machine = replace(machine, workers=workers)
     runs = [run_from(composed([*arguments, f"optimizer={optimizer}", f"workers={machine.workers}"])) for optimizer in optimizers]
     run = runs[0]
-    size = parameters(run)
+    size, trained = parameters(run)
     samples = run.batch * sum(phase.steps for phase in run.phases.values())
     flop = run.batch * sum(phase.steps * run.task.flop(phase.length) for phase in run.phases.values())
     lines = [f"{name}, profile {profile}: experiment {experiment}, {', '.join(run.method for run in runs)}",
-             f"model       {size:,} parameters (built on the meta device)",
+             f"model       {size:,} parameters{'' if trained == size else f', {trained:,} of them trained'} (built on the meta device)",
              f"data        {', '.join(sources(data_of(run.config['task'])))}"]
     for phase_name, phase in run.phases.items():
         number, micro = run.micro_batches(phase, machine.workers)
@@ -95,7 +97,7 @@ def describe_experiment(name: str, experiment: str, optimizers: tuple[str, ...],
     lines += [f"samples     {samples:,}",
               f"compute     {flop:.2g} FLOP, {hours(flop / machine.workers / machine.flops)} "
               f"at {machine.flops:.2g} FLOP/s a worker (--flops)"]
-    for method, volume in zip(("exact", "1 bit after T_w"), volumes(run, size, machine.workers), strict=True):
+    for method, volume in zip(("exact", "1 bit after T_w"), volumes(run, trained, machine.workers), strict=True):
         exchange = f", {hours(8 * volume / machine.gbits / 1e9)} at {machine.gbits} Gbit/s (--gbits)" if machine.gbits else ""
         lines.append(f"volume      {method}: {size_text(volume)} sent by a worker{exchange}")
     lines.append(f"launch      for each NAME of {', '.join(run.method for run in runs)}, with seed {', '.join(map(str, SEEDS))}; "

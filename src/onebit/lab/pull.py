@@ -3,8 +3,9 @@
     scripts/pull_wandb ENTITY/onebit --group figure_04     what was logged online
     scripts/pull_wandb --offline results/runs              what wandb=offline has left under a folder
 
-Each run goes into results/runs/<experiment>/<profile>/<optimizer>/seed-<n>: curve.csv, evaluation.csv and run.json, as `Recorder`
-writes them. Runs that have not ended are left out; a folder that holds a run is kept, unless --overwrite is given.
+Each run goes into results/runs/<experiment>/<profile>/<optimizer>/seed-<n>: curve.csv, evaluation.csv, tensors.csv and run.json, as
+`Recorder` writes them; only the tensors of a step are in alphabetical order, since W&B keeps none. Runs that have not ended are left out; a
+folder that holds a run is kept, unless --overwrite is given.
 """
 
 import argparse
@@ -14,8 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .record import COLUMNS, ENDED, EVALUATION, TRAFFIC, Table, read_run
+from .record import COLUMNS, ENDED, EVALUATION, TENSORS, TRAFFIC, Table, read_run
 from .results import RESULTS, run_folder
+from .watch import QUANTITIES
 
 WHOLE = ("step", "samples", *TRAFFIC)
 IDENTITY = COLUMNS[:5]
@@ -99,6 +101,7 @@ def write(run: Logged, root: Path, overwrite: bool = False) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     save(folder / "curve.csv", COLUMNS, [identity | row for row in rows])
     save(folder / "evaluation.csv", EVALUATION, [identity | row for row in evaluation_rows(run)])
+    save(folder / "tensors.csv", TENSORS, [identity | row for row in tensor_rows(run)])
     record = run.facts | {"status": status, "final": dict(run.summary["final"])}
     (folder / "run.json").write_text(json.dumps(record, indent=1) + "\n")
     return f"written: {folder}, {len(rows)} rows"
@@ -115,10 +118,23 @@ def curve_rows(run: Logged) -> list[dict]:
 
 
 def evaluation_rows(run: Logged) -> list[dict]:
-    """The rows of evaluation.csv: whatever else was logged, but for W&B's own and what is logged by tensor, as quantity/tensor."""
+    """The rows of evaluation.csv: whatever else was logged, but for W&B's own and what is logged by tensor; the players' losses first."""
     return [{"step": step, "samples": row["samples"], "metric": name, "value": float(value)}
-            for step, row in sorted(run.history.items()) for name, value in sorted(row.items())
+            for step, row in sorted(run.history.items()) for name, value in sorted(row.items(), key=lambda item: (item[0][:5] != "loss_", item[0]))
             if name not in COLUMNS and not name.startswith("_") and "/" not in name]
+
+
+def tensor_rows(run: Logged) -> list[dict]:
+    """The rows of tensors.csv: what was logged as quantity/tensor."""
+    rows = []
+    for step, row in sorted(run.history.items()):
+        tensors = {}
+        for name, value in row.items():
+            quantity, _, tensor = name.partition("/")
+            if tensor and quantity in QUANTITIES:
+                tensors.setdefault(tensor, {})[quantity] = float(value)
+        rows += [{"step": step, "samples": row["samples"], "tensor": tensor} | tensors[tensor] for tensor in sorted(tensors)]
+    return rows
 
 
 def cell(name: str, value):
@@ -137,7 +153,7 @@ def save(path: Path, columns: tuple[str, ...], rows: list[dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Bring the runs of a Weights & Biases project back to curve.csv, evaluation.csv and run.json.")
+    parser = argparse.ArgumentParser(description="Bring the runs of a Weights & Biases project back to files, as training has written them.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("project", nargs="?", help="ENTITY/PROJECT; needs `wandb login`")
     source.add_argument("--offline", type=Path, metavar="DIR", help="a folder under which wandb=offline has written")

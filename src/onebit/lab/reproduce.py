@@ -33,9 +33,10 @@ from .tables import experiments, save
 LIVE = RESULTS / "live"
 
 
-def runs_of(modules: list) -> list[tuple[str, str]]:
-    """The (experiment, optimizer) pairs that the figures read, each once."""
-    return list(dict.fromkeys((experiment, optimizer) for module in modules for experiment in experiments(module) for optimizer in module.OPTIMIZERS))
+def runs_of(modules: list, profile: str) -> list[tuple[str, str]]:
+    """The (experiment, optimizer) pairs that the figures train, each once."""
+    pairs = ((experiment, optimizer) for module in modules for experiment in experiments(module, profile) for optimizer in module.OPTIMIZERS)
+    return list(dict.fromkeys(pairs))
 
 
 def new_seed(experiment: str, profile: str) -> int:
@@ -111,12 +112,12 @@ def train_missing(runs: list[tuple[str, str]], options: argparse.Namespace, root
     failed = []
     for seed in options.seeds:
         for experiment, optimizer in runs:
-            folder = run_folder(root, experiment, options.profile, optimizer, seed)
+            folder, name = run_folder(root, experiment, options.profile, optimizer, seed), f"{optimizer}, seed {seed} of {experiment}"
             status = read_run(folder).get("status")
             if status in ENDED:
-                print(f"{optimizer}, seed {seed}: {status} before, kept (FRESH=1 trains it anew)", flush=True)
+                print(f"{name}: {status} before, kept (FRESH=1 trains it anew)", flush=True)
             elif train(experiment, optimizer, options.profile, seed, options.workers, folder):
-                failed.append(f"{optimizer}, seed {seed}")
+                failed.append(name)
     return failed
 
 
@@ -184,7 +185,7 @@ def main() -> None:
 
 def reproduce(options: argparse.Namespace) -> None:
     start = time.monotonic()
-    runs = runs_of(list(options.figures.values()))
+    runs = runs_of(list(options.figures.values()), options.profile)
     root = LIVE if options.live else RESULTS
     default = [new_seed(runs[0][0], options.profile)] if options.live else SEEDS[: 1 if options.profile == "smoke" else None]
     options.seeds = options.seeds or list(default)
@@ -193,6 +194,8 @@ def reproduce(options: argparse.Namespace) -> None:
     except ValueError as error:
         remedy = "Bring back what the committed runs were trained with." if options.live else "FRESH=1 trains these figures and seeds anew."
         raise SystemExit(f"error: {error} Nothing was trained. {remedy}") from None
+    except RuntimeError as error:  # data or weights are missing
+        raise SystemExit(f"error: {error}\nNothing was trained.") from None
     discard(runs, options, root)
     failed = train_missing(runs, options, root)
     for name, module in options.figures.items():

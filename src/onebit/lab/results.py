@@ -49,9 +49,10 @@ def require_alike(records: list[dict], apart_from: tuple[str, ...] = ()) -> None
 def differing(one: dict, two: dict) -> list[str]:
     """What stands in the way of comparing two runs. Of the optimizers' own options only common ones can differ.
 
-    Where one divides by the root of a variance and the other does not, their learning rates have different units, and so has weight decay.
+    Where one divides by the root of a variance, or scales a step by the norm of the weights, and the other does not, their learning rates
+    have different units, and so has weight decay.
     """
-    same_units = all_or_none("betas" in r["config"].get("optimizer", {}) for r in (one, two))
+    same_units = units(one) == units(two)
     a, b = (options_of(r, with_rate=same_units) for r in (one, two))
     names = [name for name in a.keys() | b.keys() if a.get(name) != b.get(name)]
     if same_units:
@@ -72,8 +73,10 @@ def options_of(record: dict, with_rate: bool) -> dict:
     return options
 
 
-def all_or_none(conditions) -> bool:
-    return len(set(conditions)) == 1
+def units(record: dict) -> tuple[bool, bool]:
+    """What decides the units of a learning rate: whether there is a variance, and a coefficient that is not always 1."""
+    options = record["config"].get("optimizer", {})
+    return "betas" in options, options.get("coefficient_bounds", [1.0, 1.0]) != [1.0, 1.0]
 
 
 def load_rows(records: list[dict], live: bool = False) -> pd.DataFrame:

@@ -1,6 +1,8 @@
 """Tables: our scores beside the papers', as Markdown and as CSV.
 
-A table is a file experiments/table_NN.py with EXPERIMENTS, OPTIMIZERS, NOTE and table(rows by experiment); see `main`.
+A table is a file experiments/table_NN.py with EXPERIMENTS, OPTIMIZERS, NOTE and table(rows by experiment), and, where they differ, SMOKE, those
+of the experiments that the profile smoke trains, and READS, those whose runs it reads; NEEDS_RUNS = False: it has something to say without any
+run. See `main`.
 """
 
 import argparse
@@ -13,11 +15,13 @@ from . import figures
 from .looks import LOOKS
 from .results import PROFILES, RESULTS, load_records, load_rows, require_alike
 
-PARTS = ("", " low", " high", " n")  # the columns that an optimizer has
+PARTS = ("", " low", " high", " n", " diverged")  # the columns that an optimizer has
 
 
-def experiments(module: ModuleType) -> tuple[str, ...]:
-    """The experiments whose runs a table or a figure reads."""
+def experiments(module: ModuleType, profile: str) -> tuple[str, ...]:
+    """The experiments that a table or a figure trains."""
+    if profile == "smoke" and hasattr(module, "SMOKE"):
+        return module.SMOKE
     return module.EXPERIMENTS if hasattr(module, "EXPERIMENTS") else (module.EXPERIMENT,)
 
 
@@ -26,10 +30,11 @@ def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Pat
     if hasattr(module, "plot"):
         return figures.save(module, name, profile, root, live_root)
     root = live_root or root
-    records = {experiment: load_records(root, experiment, profile, module.OPTIMIZERS) for experiment in module.EXPERIMENTS}
+    reads = getattr(module, "READS", module.EXPERIMENTS)
+    records = {experiment: load_records(root, experiment, profile, module.OPTIMIZERS) for experiment in reads}
     for found in records.values():
         require_alike(found)
-    if not any(records.values()):
+    if getattr(module, "NEEDS_RUNS", True) and not any(records.values()):
         raise figures.no_runs(name, ", ".join(module.EXPERIMENTS), profile, root)
     frame = module.table({experiment: load_rows(found) for experiment, found in records.items()})
     path = root / "figures" / (name if profile == "laptop" else f"{name}_{profile}")
@@ -43,15 +48,16 @@ def text(module: ModuleType, frame: pd.DataFrame, records: dict[str, list[dict]]
     """The table under its title and over its caption: what was run, from run.json."""
     ran = [f"- {experiment}: {figures.describe(found[0])}; {found[0]['config']['batch']:,} samples a step, {found[0]['total_steps']:,} steps, "
            f"T_w = {max(record['warmup_steps'] for record in found):,}" for experiment, found in records.items() if found]
-    lines = [f"# {module.__doc__.splitlines()[0]}", "", markdown(shown(frame)), "", module.NOTE, "", f"Ours, profile {profile}:", "", *ran]
+    lines = [f"# {module.__doc__.splitlines()[0]}", "", markdown(shown(frame)), "", module.NOTE, ""]
+    lines += [f"Ours, profile {profile}:", "", *ran] if ran else [f"No runs of profile {profile} yet."]
     return "\n".join(lines) + "\n"
 
 
-def ours(scores: dict[str, pd.Series]) -> dict:
-    """The columns of each optimizer: mean, lowest and highest score and number of seeds, of its scores by seed."""
+def ours(scores: dict[str, pd.Series], diverged: dict[str, int]) -> dict:
+    """The columns of each optimizer: mean, lowest and highest score and number of seeds, of its scores by seed, and how many more diverged."""
     found = {}
     for optimizer, score in scores.items():
-        values = (score.mean(), score.min(), score.max(), len(score))
+        values = (score.mean(), score.min(), score.max(), len(score), diverged[optimizer])
         found |= {LOOKS[optimizer][0] + part: value for part, value in zip(PARTS, values, strict=True)}
     return found
 
@@ -61,11 +67,15 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
     cells = {}
     for name in frame.columns:
         if name + " low" in frame:
-            cells[f"ours: {name}"] = [f"{mean:.1f} ({low:.1f} to {high:.1f}, n = {n:.0f})" if n else ""
-                                      for mean, low, high, n in frame[[name + part for part in PARTS]].itertuples(index=False)]
+            cells[f"ours: {name}"] = [cell(*values) for values in frame[[name + part for part in PARTS]].itertuples(index=False)]
         elif not name.endswith(PARTS[1:]):
             cells[name] = ["" if pd.isna(value) else value if isinstance(value, str) else f"{value:g}" for value in frame[name]]
     return pd.DataFrame(cells)
+
+
+def cell(mean: float, low: float, high: float, n: int, diverged: int) -> str:
+    parts = [f"{mean:.1f} ({low:.1f} to {high:.1f}, n = {n:.0f})"] * bool(n) + [f"{diverged:.0f} diverged"] * bool(diverged)
+    return ", ".join(parts)
 
 
 def markdown(frame: pd.DataFrame) -> str:

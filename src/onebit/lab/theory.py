@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from onebit import reference
 
 from . import figures, measured
+from .claims.theory import exponents as exponents
 from .judge import Interval
 
 FOLDER = "theory"  # of results/
@@ -165,11 +166,6 @@ def momentum_sgd(sample: Sample, steps: int, gamma: float, compressed: bool, bet
 
 
 # ---- what is found
-
-
-def exponents(rows: pd.DataFrame, along: str, value: str = "error") -> pd.Series:
-    """The slope of log(value) against log(along) by least squares, for each seed."""
-    return rows.groupby("seed").apply(lambda own: np.polyfit(np.log(own[along]), np.log(own[value]), 1)[0], include_groups=False)
 
 
 def overlap(one: Interval, other: Interval) -> bool:

@@ -18,9 +18,9 @@ Volumes, times and variances are those of runs that finished.
 A module for each experiment says what its margins are, and why.
 """
 
-from . import bert, dcgan, finetune, lamb, resnet, zero_one_adam
-from .claim import TAIL, Claim, statistic_by_seed
+from . import bert, dcgan, finetune, lamb, resnet, speed, theory, zero_one_adam
+from .claim import TAIL, Claim, Interval, rows_of, statistic_by_seed
 
-__all__ = ["CLAIMS", "TAIL", "Claim", "statistic_by_seed"]
+__all__ = ["CLAIMS", "TAIL", "Claim", "Interval", "rows_of", "statistic_by_seed"]
 
-CLAIMS = (*bert.CLAIMS, *resnet.CLAIMS, *dcgan.CLAIMS, *finetune.CLAIMS, *zero_one_adam.CLAIMS, *lamb.CLAIMS)
+CLAIMS = (*bert.CLAIMS, *resnet.CLAIMS, *dcgan.CLAIMS, *finetune.CLAIMS, *zero_one_adam.CLAIMS, *lamb.CLAIMS, *theory.CLAIMS, *speed.CLAIMS)

@@ -3,14 +3,26 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, nan
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from ..results import paper_curve
+from .. import measured
+from ..results import load, paper_curve
 
 TAIL = 0.1
 Statistic = Callable[[pd.DataFrame], pd.Series]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over n seeds and the interval around it."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
 
 
 @dataclass(frozen=True)
@@ -20,12 +32,13 @@ class Claim:
     Attributes:
         name, statement, place: what is claimed, and where.
         experiment, profile: the runs that it is judged by.
-        statistic: rows -> one number per seed, indexed by seed.
+        statistic: rows -> one number per seed, indexed by seed; or at once an Interval, of rows that are summaries themselves.
         accepts: the lowest and highest value with which the claim holds.
         rule: that range in words.
         detail: rows -> the same in the paper's own units.
         paper: the paper's number, read from results/paper.
         style: how the statistic is printed.
+        folder: of results/, in which its rows are: runs, or theory or speed, whose measurements have no profile.
     """
 
     name: str
@@ -39,6 +52,14 @@ class Claim:
     detail: Callable[[pd.DataFrame], str]
     paper: Callable[[], str]
     style: str
+    folder: str = "runs"
+
+
+def rows_of(claim: Claim, root: Path) -> pd.DataFrame:
+    """The rows that a claim is judged by."""
+    if claim.folder == "runs":
+        return load(root, claim.experiment, claim.profile)
+    return measured.read(root, claim.folder, claim.experiment)[0]
 
 
 def statistic_by_seed(claim: Claim, rows: pd.DataFrame) -> np.ndarray:

@@ -22,6 +22,7 @@ from math import inf, sqrt
 import pandas as pd
 
 from ..results import by_tensor, paper_number
+from . import bert
 from .bert import final_loss, mean_loss, ratio_by_seed, volume_share
 from .claim import TAIL, Claim, finished, of_finished, relative_gap
 
@@ -107,6 +108,11 @@ def paper_losses(optimizer: str) -> Callable[[], str]:
     return text
 
 
+def paper_losses_16k() -> str:
+    adam, lamb = (paper_number(f"{name}_16k_validation_loss") for name in ("onebit_adam", "lamb"))
+    return f"{adam / lamb - 1:+.1%} (validation loss {adam:.3f}, LAMB {lamb:.3f}, batch 16K)"
+
+
 def falls_detail(rows: pd.DataFrame) -> str:
     falls = pd.concat([variance_fall(run) for _, run in finished(rows, "lamb").groupby("seed")])
     return f"between {falls.min():.2g} and {falls.max():.2g} by tensor"
@@ -148,4 +154,12 @@ CLAIMS = (
           lambda rows: f"{finished(rows, 'onebit_lamb').seconds.max() / 60:.0f} min",
           lambda: f"{paper_number('onebit_lamb_speedup')}x ({paper_number('lamb_minutes'):.0f} min to {paper_number('onebit_lamb_minutes'):.0f} min)",
           ".1f", profile="paper"),
+    claim("L8", "In such batches 1-bit Adam, like Adam, ends above LAMB", "Table 1", of_finished(relative_gap(final_loss, "onebit_adam", "lamb")),
+          (MARGIN, inf), f"with a learning rate of its own its loss lies more than {MARGIN:.1%} above LAMB's, paired by seed", losses("onebit_adam"),
+          paper_losses_16k, "+.1%", profile="paper"),
+    Claim("L9", "One scale for all tensors is enough if their momenta are scaled alike at the freeze", "1-bit LAMB, p. 17", "figure_04", "laptop",
+          relative_gap(final_loss, "onebit_adam_fused", "onebit_adam"), (-bert.MARGIN, bert.MARGIN),
+          f"the difference from the loss of 1-bit Adam with a scale for each tensor, paired by seed, lies within ±{bert.MARGIN:.0%}",
+          lambda rows: f"loss {mean_loss(rows, 'onebit_adam_fused')}, a scale for each tensor {mean_loss(rows, 'onebit_adam')}",
+          lambda: "said, no number", "+.1%"),
 )

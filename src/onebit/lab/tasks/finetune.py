@@ -56,7 +56,7 @@ class FineTuning(Task):
 
     def prepare(self) -> None:
         if self.weights is not None:
-            self.weights.require()
+            self.weights.require(self.model_config)
         require_pieces(self.model_config, self.tokenizer.get_vocab_size())
         _ = self.train, self.test  # before the workers are forked, since the tokenizer works in threads
 

@@ -111,8 +111,8 @@ class Glue(FineTuning):
         return {suffix.get(split, ""): self._examples(split, self.test_subset) for split in self.about.tests}
 
     def _examples(self, split: str, count: int | None = None) -> Examples:
-        rows = self.data.split(self.name, split)
-        key = f"glue {self.name} {rows.fingerprint()} {self.wordpiece.fingerprint()} {self.length} {count}"
+        rows, documents = self.data.split(self.name, split), self.data.split(self.name, "train")  # on which a tokenizer may be trained
+        key = f"glue {self.name} {rows.fingerprint()} {documents.fingerprint()} {self.wordpiece.fingerprint()} {self.length} {count}"
         return cached(self.cache, key, lambda: joined(self._tokenized(rows.load(*self.about.columns, "label"), count), self.tokenizer))
 
     def _tokenized(self, rows, count: int | None) -> Iterator[tuple]:

@@ -54,7 +54,11 @@ class Squad(FineTuning):
     def _rows(self, name: str) -> list[dict]:
         source, count = self.sources[name]
         rows = source.load(*COLUMNS)
-        return [rows[i] for i in range(min(count or len(rows), len(rows)))]
+        rows = [rows[i] for i in range(min(count or len(rows), len(rows)))]
+        for row in rows:
+            if not row["answers"]["text"]:
+                raise RuntimeError(f"{row['question']!r} has no answer in {source.source}: SQuAD 1.1 has one to every question, SQuAD 2.0 has not.")
+        return rows
 
     @cached_property
     def train(self) -> Examples:
@@ -100,8 +104,8 @@ class Squad(FineTuning):
             output = model(**on_device(examples.inputs(part), device))
             for i, (score, first, last) in zip(part, answers(output, [windows[i] for i in part]), strict=True):
                 window = windows[i]
-                text = rows[window.row]["context"][window.spans[first][0] : window.spans[last][1]]
-                best[window.row] = max(best[window.row], (score, text))
+                if score > best[window.row][0]:  # neither of a model that has diverged, NaN or -inf: it answers nothing
+                    best[window.row] = score, rows[window.row]["context"][window.spans[first][0] : window.spans[last][1]]
         found = [(text, row["answers"]["text"]) for (_, text), row in zip(best, rows, strict=True)]
         return {score.__name__.removesuffix("_score"): 100 * float(np.mean([max(score(text, right) for right in known) for text, known in found]))
                 for score in (exact_match, f1_score)}
