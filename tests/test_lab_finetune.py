@@ -515,7 +515,7 @@ def test_a_table_without_runs_says_how_to_make_them(tmp_path):
         tables.save(TABLE, "table_03", "laptop", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["T1", "T3", "T4", "T5", "T6"])
+@pytest.mark.parametrize("name", ["T1", "T3", "T4", "T5"])
 @pytest.mark.parametrize(("gap", "expected"), [(0, "reproduced"), (-1.9, "reproduced"), (-2.5, "not reproduced"), (2.5, "not reproduced")])
 def test_scores_are_the_same_if_they_differ_by_less_than_two_points(tmp_path, name, gap, expected):
     """Paired by seed: the seeds' own scores differ by 10 points."""
@@ -530,11 +530,11 @@ def test_scores_are_the_same_if_they_differ_by_less_than_two_points(tmp_path, na
 
 
 def test_a_fine_tuning_that_diverged_is_infinitely_far_behind(tmp_path):
-    claim = next(claim for claim in CLAIMS if claim.name == "T6")
+    claim = next(claim for claim in CLAIMS if claim.name == "T4")
     for seed in (1, 2, 3):
-        write(tmp_path, "glue_rte", "adam", seed, "accuracy", 60)
-        write(tmp_path, "glue_rte", "onebit_adam", seed, "accuracy", 60, **({"status": "diverged", "steps": 50} if seed == 3 else {}))
-    judgement = judge(claim, load(tmp_path, "glue_rte", "laptop"))
+        write(tmp_path, "glue_sst2", "adam", seed, "accuracy", 60)
+        write(tmp_path, "glue_sst2", "onebit_adam", seed, "accuracy", 60, **({"status": "diverged", "steps": 50} if seed == 3 else {}))
+    judgement = judge(claim, load(tmp_path, claim.experiment, "laptop"))
     assert (judgement.interval.mean, judgement.verdict) == (-float("inf"), "not reproduced")
     assert judgement.detail == "accuracy 60.0 (1 diverged), Adam 60.0"
 

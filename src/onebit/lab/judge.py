@@ -1,6 +1,7 @@
 """Judging claims from rows: intervals, verdicts, and the report (`python -m onebit.lab.judge`)."""
 
 import argparse
+from collections import Counter
 from dataclasses import dataclass
 from math import inf, isfinite, nan, sqrt
 from pathlib import Path
@@ -15,6 +16,9 @@ from .results import RESULTS, TUNING_SEED
 
 LEVEL = 0.95
 FEWEST_SEEDS = 3
+VERDICTS = ("reproduced", "partly", "not reproduced", "not judged", "needs a cluster")
+DID_NOT = VERDICTS[1:3]
+HEADLINES = ("C1", "C3", "C4", "C8", "C20", "T1", "Z1", "Z3", "L1", "L2", "F5", "S2")  # what the README shows, whatever the verdict
 # Another CPU rounds differently, which is no other result. All statistics are ratios to 1, so one floor does.
 FLOOR = 0.005
 
@@ -119,6 +123,7 @@ def report(judgements: list[Judgement]) -> str:
         "",
         f"Ours: the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed.",
         f"The loss of a run is the mean training loss over the last {TAIL:.0%} of its steps, its test error 100% less the mean accuracy there.",
+        "A place without a paper's name is in the 1-bit Adam paper.",
         "Of S1 to S3: the median over n rounds, and in brackets their 10th and 90th percentile.",
         "A seed at which Adam diverged gives no number. What is to fall behind is judged by the runs that finished, if any did.",
         "",
@@ -131,11 +136,14 @@ def report(judgements: list[Judgement]) -> str:
 
 
 def summary(judgements: list[Judgement]) -> str:
-    """The table of the README."""
-    return table(["claim", "paper", "ours (95% interval)", "seeds", "verdict"], [
-        [f"{j.claim.statement} ({j.claim.place})", j.claim.paper(),
-         show(j.interval, j.claim.style) + (f"; {j.detail}" if j.detail else ""), str(j.interval.n), j.verdict]
-        for j in judgements])
+    """What the README says: how many claims came out how, then a table of the main ones and of all that did not come out."""
+    counts = Counter(j.verdict for j in judgements)
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+    shown = [j for j in judgements if j.claim.name in HEADLINES or j.verdict in DID_NOT]
+    lines = [[f"{j.claim.statement} ({j.claim.place})", j.claim.paper(),
+              show(j.interval, j.claim.style) + (f"; {j.detail}" if j.detail else ""), str(j.interval.n), j.verdict] for j in shown]
+    return (f"Of {len(judgements)} claims: {told}. The main ones, and all that did not come out, or not quite:\n\n"
+            + table(["claim", "paper", "ours (95% interval)", "n", "verdict"], lines))
 
 
 def with_summary(readme: str, judgements: list[Judgement]) -> str:

@@ -42,7 +42,7 @@ class Watcher:
     def __init__(self, watch: Watch, model: Module, optimizers: list):
         self.watch = watch
         owners = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-        self.watched = [(name, p, owners[p]) for name, p in model.named_parameters()]
+        self.watched = [(name, p, owners[p]) for name, p in model.named_parameters() if p in owners]
         self.earlier = {}  # v_{t-1} by name
 
     def before(self, step: int) -> None:

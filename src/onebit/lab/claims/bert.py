@@ -168,7 +168,7 @@ CLAIMS = (
     Claim("C1", "1-bit Adam converges like Adam, sample for sample", "Figure 4a, Section 7.1", "figure_04", "laptop",
           loss_gap("onebit_adam"), (-MARGIN, MARGIN), WITHIN, losses("onebit_adam"),
           paper_losses("fig4a", "1-bit Adam"), "+.1%"),
-    Claim("C2", "Adam with the variance frozen, but nothing compressed, does so too", "Figure 6, Section 7.2",
+    Claim("C2", "Adam with the variance frozen, but nothing compressed, converges like Adam too", "Figure 6, Section 7.2",
           "figure_04", "laptop", loss_gap("onebit_adam_32bit"), (-MARGIN, MARGIN), WITHIN,
           losses("onebit_adam_32bit"), frozen_accuracies, "+.1%"),
     Claim("C3", "Adam on naively compressed 1-bit gradients falls behind", "Figure 1, Section 3.2", "figure_04", "laptop",
@@ -185,7 +185,7 @@ CLAIMS = (
           "the ratio of ||v||_1 to its value 1/(1 - beta2) steps before lies in [0.96, 1/0.96] at T_w", warmup_detail,
           lambda: f"{paper_number('auto_rule_threshold')} at step {paper_number('auto_rule_step'):,.0f}; "
                   f"T_w = {paper_number('bert_large_128_warmup'):,.0f}", ".3f"),
-    Claim("C6", "Adam's variance then stays about where it was", "Figure 2, Section 3.3", "figure_04", "laptop",
+    Claim("C6", "After T_w Adam's variance stays about where it was", "Figure 2, Section 3.3", "figure_04", "laptop",
           variance_drift, (1.0, 2.0), "at no step after T_w does ||v||_2 differ from its value at T_w by more than a factor of 2",
           warmup_detail, lambda: f"{paper_variance_drift():.2f}", ".2f"),
     Claim("C7", "On a slow network 1-bit Adam trains BERT-Large several times faster", "Figure 4b, Section 7.1",
@@ -204,6 +204,7 @@ CLAIMS = (
           lambda: "said, not shown", "+.1%"),
     Claim("C25", "1-bit Adam converges like Adam over both sequence lengths of BERT-Large", "Table 2, Section 7.1", "table_02", "paper",
           loss_gap("onebit_adam"), (-MARGIN, MARGIN), WITHIN, losses("onebit_adam"), lambda: "the same steps", "+.1%"),
-    Claim("C26", "And of BERT-Base", "Table 2, Section 7.1", "table_02_base", "paper", loss_gap("onebit_adam"), (-MARGIN, MARGIN), WITHIN,
+    Claim("C26", "1-bit Adam converges like Adam over both sequence lengths of BERT-Base", "Table 2, Section 7.1", "table_02_base", "paper",
+          loss_gap("onebit_adam"), (-MARGIN, MARGIN), WITHIN,
           losses("onebit_adam"), lambda: "the same steps; \"the same\", not plotted", "+.1%"),
 )

@@ -57,8 +57,9 @@ def like(name: str, statement: str, player: str) -> Claim:
 
 CLAIMS = (
     like("C20", "A DCGAN's discriminator has the same loss with 1-bit Adam as with Adam", "Discriminator"),
-    like("C21", "So has its generator", "Generator"),
-    claim("C22", "The images that it generates are as good", "Figures 8b and 8c, Section 7.3", "sliced_wasserstein", "distance", -inf,
+    like("C21", "A DCGAN's generator has the same loss with 1-bit Adam as with Adam", "Generator"),
+    claim("C22", "The images of a DCGAN trained with 1-bit Adam are as good as with Adam", "Figures 8b and 8c, Section 7.3", "sliced_wasserstein",
+          "distance", -inf,
           f"their distance from held-out images lies at most {MARGINS['sliced_wasserstein']:.0%} above that with Adam, paired by seed",
           lambda: "shown, without a score"),
 )

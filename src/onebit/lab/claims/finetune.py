@@ -30,7 +30,9 @@ from .claim import Claim, Statistic, finished, infinite_where_diverged
 MARGIN = 0.02
 SQUAD_MARGIN = 0.005
 MEAN_MARGIN = 0.01
-ON_CLUSTER = {"mrpc": "MRPC", "qnli": "QNLI", "qqp": "QQP", "mnli": "MNLI"}  # tasks whose data is not to be had here
+# Tasks that the laptop's runs say nothing of: the first is not learned in so short a run (accuracy 47 % with Adam at seed 0, so that any
+# two optimizers would be alike), the data of the others could not be fetched.
+ON_CLUSTER = {"rte": "RTE", "mrpc": "MRPC", "qnli": "QNLI", "qqp": "QQP", "mnli": "MNLI"}
 # Of each experiment of Table 3, the metric that is compared.
 METRICS = {
     "squad": "f1", "glue_rte": "accuracy", "glue_mrpc": "accuracy", "glue_cola": "matthews", "glue_sst2": "accuracy", "glue_qnli": "accuracy",
@@ -126,20 +128,22 @@ ON_SQUAD = paper_scores("squad_f1_onebit_adam", "squad_f1_adam", "F1")
 
 CLAIMS = (
     like_adam("T1", "Fine-tuned on SQuAD 1.1 with 1-bit Adam, BERT answers like one fine-tuned with Adam", "Section 7.1", "squad", ON_SQUAD),
-    like_adam("T2", "So does BERT-Large", "Section 7.1", "squad", ON_SQUAD,
+    like_adam("T2", "Fine-tuned on SQuAD 1.1 with 1-bit Adam, BERT-Large answers like one fine-tuned with Adam", "Section 7.1", "squad", ON_SQUAD,
               profile="paper", margin=SQUAD_MARGIN),
     on_glue("T3", "cola", "CoLA", "Matthews' correlation"),
     on_glue("T4", "sst2", "SST-2", "accuracy"),
     on_glue("T5", "stsb", "STS-B", "Spearman's correlation"),
-    on_glue("T6", "rte", "RTE", "accuracy"),
-    *(on_glue(f"T{number}", task, title, "accuracy", "paper") for number, (task, title) in enumerate(ON_CLUSTER.items(), 7)),
+    *(on_glue(f"T{number}", task, title, "accuracy", "paper") for number, (task, title) in enumerate(ON_CLUSTER.items(), 6)),
     pretrained("T11", "Pre-trained with 1-bit Adam, BERT scores on GLUE like one pre-trained with Adam", "Table 3", ("onebit_adam", "adam"),
                (-MEAN_MARGIN, MEAN_MARGIN), SAME_MEAN + "Adam", paper_means("table_3_large_onebit_adam", "table_3_large_adam")),
-    pretrained("T12", "Pre-trained with 0/1 Adam, too", "0/1 Adam, abstract", ("zero_one_adam", "adam"), (-MEAN_MARGIN, MEAN_MARGIN),
+    pretrained("T12", "Pre-trained with 0/1 Adam, BERT scores on GLUE like one pre-trained with Adam", "0/1 Adam, abstract",
+               ("zero_one_adam", "adam"), (-MEAN_MARGIN, MEAN_MARGIN),
                SAME_MEAN + "Adam", lambda: "the same, no number found"),
-    pretrained("T13", "Pre-trained with 1-bit LAMB, BERT scores like one pre-trained with LAMB", "1-bit LAMB, Table 3", ("onebit_lamb", "lamb"),
+    pretrained("T13", "Pre-trained with 1-bit LAMB, BERT scores on GLUE like one pre-trained with LAMB", "1-bit LAMB, Table 3",
+               ("onebit_lamb", "lamb"),
                (-MEAN_MARGIN, MEAN_MARGIN), SAME_MEAN + "LAMB", paper_means("lamb_table_3_onebit_lamb", "lamb_table_3_lamb")),
-    pretrained("T14", "Pre-trained with LAMB and basic 1-bit compression, it does not", "1-bit LAMB, Table 3", ("lamb_basic_onebit", "lamb"),
+    pretrained("T14", "Pre-trained with LAMB and basic 1-bit compression, BERT scores worse on GLUE", "1-bit LAMB, Table 3",
+               ("lamb_basic_onebit", "lamb"),
                (-inf, -MEAN_MARGIN), f"the mean score on GLUE lies more than {100 * MEAN_MARGIN:g} points below LAMB's, paired by seed",
                paper_means("lamb_table_3_lamb_basic_onebit", "lamb_table_3_lamb")),
     pretrained("T15", "Pre-trained with 1-bit LAMB, BERT answers SQuAD 1.1 like one pre-trained with LAMB", "1-bit LAMB, Table 2",
