@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from .looks import LOOKS, PAPER_NAMES, look
 from .record import ROOT
@@ -42,7 +43,7 @@ POINTS = 100  # each point of a curve averages 1% of the steps, if so many are r
 def figure(columns: int, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with its axes in reading order."""
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
-                         "axes.grid": True, "grid.alpha": 0.3, "legend.frameon": False, "legend.fontsize": 8, "legend.handlelength": 3.5})
+                         "axes.grid": True, "grid.alpha": 0.3, "legend.framealpha": 0.8, "legend.edgecolor": "none", "legend.fontsize": 8, "legend.handlelength": 3.5})
     drawing, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.3 * rows), squeeze=False, layout="constrained")
     return drawing, list(axes.flat)
 
@@ -96,8 +97,10 @@ def within_range(rows: pd.DataFrame, y: str) -> pd.DataFrame:
 
 
 def seeds_text(rows: pd.DataFrame) -> str:
-    """'n = 3 seeds', or 'n = 2 seeds, 1 of 3 diverged'."""
+    """'n = 3 seeds', 'n = 2 seeds, 1 of 3 diverged' or 'all 3 seeds diverged'."""
     seeds, finished = rows.seed.nunique(), rows[rows.status == "finished"].seed.nunique()
+    if not finished:
+        return f"all {seeds} seeds diverged" if seeds > 1 else "diverged"
     diverged = f", {seeds - finished} of {seeds} diverged" if finished < seeds else ""
     return f"n = {finished} seed{'s' * (finished != 1)}{diverged}"
 
@@ -105,13 +108,25 @@ def seeds_text(rows: pd.DataFrame) -> str:
 def loss_and_accuracy(rows: pd.DataFrame, number: int) -> Figure:
     """Training loss and test accuracy against samples: ours above, the paper's Figure `number` below."""
     drawing, axes = figure(columns=2, rows=2)
-    drawn = (("a", "loss", {"ylabel": "training loss", "yscale": "log"}), ("b", "test_accuracy", {"ylabel": "test accuracy (%)"}))
-    for ours, papers, (part, y, labels) in zip(axes[:2], axes[2:], drawn, strict=True):
-        draw(ours, rows, "samples", y, x_scale=1e3, legend=part == "a")
-        ours.set(title="Ours", xlabel="samples (thousands)", **labels)
+    drawn = (("a", "loss", "training loss"), ("b", "test_accuracy", "test accuracy (%)"))
+    for ours, papers, (part, y, label) in zip(axes[:2], axes[2:], drawn, strict=True):
+        draw(ours, rows, "samples", y, x_scale=1e3, legend=part == "b")
+        ours.set(title="Ours", xlabel="samples (thousands)", ylabel=label)
         draw_paper(papers, f"fig{number}{part}", paper_curves(f"fig{number}{part}"))
-        papers.set(title=f"The paper's Figure {number}{part}", xlabel="samples (millions)", **labels)
+        papers.set(title=f"The paper's Figure {number}{part}", xlabel="samples (millions)", ylabel=label)
+    for losses in (axes[0], axes[2]):
+        log_scale(losses)
     return drawing
+
+
+def log_scale(axes: Axes) -> None:
+    """A logarithmic y axis; with numbers between its powers of ten if it has hardly one."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 10 * low:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5, 7)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
 
 
 def draw_paper(axes: Axes, name: str, curves: tuple[str, ...]) -> None:
