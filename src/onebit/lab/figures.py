@@ -42,8 +42,8 @@ POINTS = 100  # each point of a curve averages 1% of the steps, if so many are r
 
 def figure(columns: int, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with its axes in reading order."""
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
-                         "axes.grid": True, "grid.alpha": 0.3, "legend.framealpha": 0.8, "legend.edgecolor": "none", "legend.fontsize": 8, "legend.handlelength": 3.5})
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
+                         "legend.framealpha": 0.8, "legend.edgecolor": "none", "legend.fontsize": 8, "legend.handlelength": 3.5})
     drawing, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.3 * rows), squeeze=False, layout="constrained")
     return drawing, list(axes.flat)
 

@@ -30,9 +30,9 @@ from .claim import Claim, Statistic, finished, infinite_where_diverged
 MARGIN = 0.02
 SQUAD_MARGIN = 0.005
 MEAN_MARGIN = 0.01
-# Tasks that the laptop's runs say nothing of: the first is not learned in so short a run (accuracy 47 % with Adam at seed 0, so that any
-# two optimizers would be alike), the data of the others could not be fetched.
-ON_CLUSTER = {"rte": "RTE", "mrpc": "MRPC", "qnli": "QNLI", "qqp": "QQP", "mnli": "MNLI"}
+# Tasks that the laptop's runs say nothing of: the first two are not learned in so short a run (with Adam, at seed 0, accuracy 47 % on RTE and
+# Matthews' correlation 0 on CoLA, so that any two optimizers would be alike), the data of the others could not be fetched.
+ON_CLUSTER = {"rte": "RTE", "cola": "CoLA", "mrpc": "MRPC", "qnli": "QNLI", "qqp": "QQP", "mnli": "MNLI"}
 # Of each experiment of Table 3, the metric that is compared.
 METRICS = {
     "squad": "f1", "glue_rte": "accuracy", "glue_mrpc": "accuracy", "glue_cola": "matthews", "glue_sst2": "accuracy", "glue_qnli": "accuracy",
@@ -130,10 +130,9 @@ CLAIMS = (
     like_adam("T1", "Fine-tuned on SQuAD 1.1 with 1-bit Adam, BERT answers like one fine-tuned with Adam", "Section 7.1", "squad", ON_SQUAD),
     like_adam("T2", "Fine-tuned on SQuAD 1.1 with 1-bit Adam, BERT-Large answers like one fine-tuned with Adam", "Section 7.1", "squad", ON_SQUAD,
               profile="paper", margin=SQUAD_MARGIN),
-    on_glue("T3", "cola", "CoLA", "Matthews' correlation"),
-    on_glue("T4", "sst2", "SST-2", "accuracy"),
-    on_glue("T5", "stsb", "STS-B", "Spearman's correlation"),
-    *(on_glue(f"T{number}", task, title, "accuracy", "paper") for number, (task, title) in enumerate(ON_CLUSTER.items(), 6)),
+    on_glue("T3", "sst2", "SST-2", "accuracy"),
+    on_glue("T4", "stsb", "STS-B", "Spearman's correlation"),
+    *(on_glue(f"T{number}", task, title, METRICS[f"glue_{task}"], "paper") for number, (task, title) in enumerate(ON_CLUSTER.items(), 5)),
     pretrained("T11", "Pre-trained with 1-bit Adam, BERT scores on GLUE like one pre-trained with Adam", "Table 3", ("onebit_adam", "adam"),
                (-MEAN_MARGIN, MEAN_MARGIN), SAME_MEAN + "Adam", paper_means("table_3_large_onebit_adam", "table_3_large_adam")),
     pretrained("T12", "Pre-trained with 0/1 Adam, BERT scores on GLUE like one pre-trained with Adam", "0/1 Adam, abstract",
