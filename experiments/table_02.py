@@ -8,8 +8,8 @@ from onebit.lab import tables
 from onebit.lab.claims.bert import chosen_by_rule, lr_warmup
 from onebit.lab.claims.claim import finished
 from onebit.lab.claims.finetune import diverged
+from onebit.lab.facts import read_run
 from onebit.lab.options import composed
-from onebit.lab.record import read_run
 from onebit.lab.results import paper_number
 
 MODELS = {"table_02_base": ("BERT-Base", "bert_base"), "table_02": ("BERT-Large", "bert_large")}

@@ -9,8 +9,8 @@ import synthetic
 from onebit.lab import judge as judging
 from onebit.lab.claims import CLAIMS
 from onebit.lab.claims.bert import MARGIN, final_loss, formula_reduction
+from onebit.lab.facts import ROOT
 from onebit.lab.judge import Interval, consistent, judge, mean_interval, prediction_interval, verdict
-from onebit.lab.record import ROOT
 from onebit.lab.results import RESULTS, TUNING_SEED, differing, load
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}

@@ -9,7 +9,8 @@ import synthetic
 from matplotlib.colors import to_hex
 
 from onebit.lab import figures, results
-from onebit.lab.record import ROOT
+from onebit.lab.captions import caption
+from onebit.lab.facts import ROOT
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
 NAMES = sorted(path.stem for path in (ROOT / "experiments").glob("figure_*.py"))
@@ -124,7 +125,7 @@ def test_a_live_run_lies_beside_the_committed_ones_in_a_file_of_its_own(root, tm
 
 def test_the_caption_says_what_was_run_and_what_the_paper_ran(root):
     records = results.load_records(root, "figure_04", "laptop")
-    text = figures.caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
+    text = caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
     for part in ("n = 3 seeds", "4 workers", "32 samples a step", "a point averages 1% of the steps", "200 steps", "T_w = 40",
                  "BERT-Large (24 layers, 1024 wide", "4,096", "152,000", "23,000"):
         assert part in text
@@ -132,7 +133,7 @@ def test_the_caption_says_what_was_run_and_what_the_paper_ran(root):
 
 def test_the_caption_of_images_says_what_was_run_and_what_is_evaluated(root):
     records = results.load_records(root, "figure_06", "laptop")
-    text = figures.caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
+    text = caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
     for part in ("a small ResNet, 4 workers", "64 samples a step", "mean of the workers' models on 10,000 test images",
                  "ResNet-18 on CIFAR-10 (all 50,000 training images, 8 workers), 1,024 samples a step, 9,800 steps, T_w = 637"):
         assert part in text
@@ -140,7 +141,7 @@ def test_the_caption_of_images_says_what_was_run_and_what_is_evaluated(root):
 
 def test_the_caption_of_faces_says_what_was_run_and_what_the_paper_leaves_out(root):
     records = results.load_records(root, "figure_08", "laptop")
-    text = figures.caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
+    text = caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
     for part in ("a small DCGAN, 4 workers", "Distance: made up.",
                  "DCGAN on CelebA (more than 200,000 images", "not stated), 8,000 steps, T_w = 1,600"):
         assert part in text

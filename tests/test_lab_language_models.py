@@ -17,10 +17,11 @@ import onebit
 from onebit.comm import Single
 from onebit.lab import figures
 from onebit.lab.claims import CLAIMS
+from onebit.lab.facts import ROOT
 from onebit.lab.judge import judge
 from onebit.lab.options import composed
 from onebit.lab.plan import MACHINES, describe
-from onebit.lab.record import COLUMNS, EVALUATION, ROOT, TENSORS
+from onebit.lab.record import COLUMNS, EVALUATION, TENSORS
 from onebit.lab.results import load
 from onebit.lab.run import run_from
 from onebit.lab.schedule import QuadraticThenDecay

@@ -15,10 +15,11 @@ import pytest
 import torch
 from hydra.errors import InstantiationException
 
+from onebit.lab.facts import check_folder
 from onebit.lab.launch import hold
 from onebit.lab.options import composed
 from onebit.lab.precision import LossScale
-from onebit.lab.record import COLUMNS, check_folder
+from onebit.lab.record import COLUMNS
 from onebit.lab.run import run_from
 from onebit.lab.train import train
 

@@ -19,8 +19,8 @@ from launch import BACKENDS
 import onebit
 from onebit.kernels.torch_ops import pack_signs
 from onebit.lab import network, speed_results
+from onebit.lab.facts import ROOT
 from onebit.lab.figures import load_figure
-from onebit.lab.record import ROOT
 from onebit.lab.results import RESULTS
 from onebit.lab.speed import DROPS_PER_ROUND, FOREIGN_LIMIT, Guard, InStep, Timings, alternate, machine
 from onebit.lab.speed_results import Bar

@@ -5,8 +5,8 @@ import pytest
 import synthetic
 
 from onebit.lab import figures, plan, results
+from onebit.lab.facts import ROOT
 from onebit.lab.options import composed
-from onebit.lab.record import ROOT
 from onebit.lab.run import run_from
 
 NAMES = sorted(path.stem for path in (ROOT / "experiments").glob("sweep_*.py"))

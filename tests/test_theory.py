@@ -12,8 +12,8 @@ from matplotlib.colors import to_hex
 import onebit
 from onebit import reference
 from onebit.lab import judge, measured, theory
+from onebit.lab.facts import ROOT
 from onebit.lab.figures import load_figure
-from onebit.lab.record import ROOT
 from onebit.lab.results import RESULTS
 from onebit.lab.theory import Problem, Sample
 

@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import stats
 
 from .claims import CLAIMS, TAIL, Claim, Interval, rows_of, statistic_by_seed
-from .record import ROOT
+from .facts import ROOT
 from .results import RESULTS, TUNING_SEED
 
 LEVEL = 0.95

@@ -1,5 +1,7 @@
 """How each optimizer looks, the same in every figure."""
 
+POINTS = 100  # each point of a curve averages 1% of the steps, if so many are recorded
+
 # Label, colour of Okabe and Ito's palette, line, marker. In a figure no two have one colour; lines and markers tell all apart.
 LOOKS = {
     "adam": ("Adam", "#0072B2", "-", "o"),

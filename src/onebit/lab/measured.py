@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .record import commit
+from .facts import commit
 from .results import RESULTS
 from .speed import machine
 

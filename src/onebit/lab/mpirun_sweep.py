@@ -16,9 +16,9 @@ import sys
 import time
 from pathlib import Path
 
+from .facts import ENDED, read_run
 from .figures import load_figure
 from .options import wrong_override
-from .record import ENDED, read_run
 from .reproduce import text_table
 from .results import PROFILES, RESULTS, SEEDS, run_folder
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .record import COLUMNS, ENDED, EVALUATION, TENSORS, TRAFFIC, Table, read_run
+from .facts import ENDED, read_run
+from .record import COLUMNS, EVALUATION, TENSORS, TRAFFIC, Table
 from .results import RESULTS, run_folder
 from .watch import QUANTITIES
 

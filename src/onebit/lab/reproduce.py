@@ -22,10 +22,10 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from .claims import CLAIMS, statistic_by_seed
+from .facts import ENDED, ROOT, commit, read_run
 from .figures import load_figure, target
 from .judge import consistent, judge, show
 from .options import composed
-from .record import ENDED, ROOT, commit, read_run
 from .results import PROFILES, RESULTS, SEEDS, TUNING_SEED, differing, load, require_alike, run_folder
 from .run import run_from
 from .tables import experiments, save

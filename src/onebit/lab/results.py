@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from .record import COLUMNS, ENDED, INCIDENTAL, ROOT, read_run, without
+from .facts import ENDED, INCIDENTAL, ROOT, read_run, without
+from .record import COLUMNS
 from .watch import QUANTITIES
 
 RESULTS = ROOT / "results"

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from . import figures
+from .captions import describe
 from .claims.bert import MARGIN, loss_gap
 from .claims.claim import TAIL
 from .judge import LEVEL, mean_interval
@@ -79,6 +80,6 @@ def caption(rows: pd.DataFrame, records: list[dict]) -> str:
         f"Left: mean of n = {seeds} seed{'s' * (seeds != 1)}, band: lowest to highest. Middle and right: the mean loss of the last {TAIL:.0%} of "
         f"the steps, its difference from Adam's, paired by seed; a dot is a seed, the bar the mean with its {LEVEL:.0%} interval, grey what claim "
         f"C1 counts as no difference (±{MARGIN:.0%}). Runs that diverged are counted in the legend only. Profile {first['profile']}: "
-        f"{figures.describe(first)}, {first['config']['batch']:,} samples a step, {first['total_steps']:,} steps; all but the option shown as in "
+        f"{describe(first)}, {first['config']['batch']:,} samples a step, {first['total_steps']:,} steps; all but the option shown as in "
         f"Figure 4. The papers do not show this."
     )

@@ -12,6 +12,7 @@ from types import ModuleType
 import pandas as pd
 
 from . import figures
+from .captions import describe
 from .looks import LOOKS
 from .results import PROFILES, RESULTS, load_records, load_rows, require_alike
 
@@ -46,7 +47,7 @@ def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Pat
 
 def text(module: ModuleType, frame: pd.DataFrame, records: dict[str, list[dict]], profile: str) -> str:
     """The table under its title and over its caption: what was run, from run.json."""
-    ran = [f"- {experiment}: {figures.describe(found[0])}; {found[0]['config']['batch']:,} samples a step, {found[0]['total_steps']:,} steps, "
+    ran = [f"- {experiment}: {describe(found[0])}; {found[0]['config']['batch']:,} samples a step, {found[0]['total_steps']:,} steps, "
            f"T_w = {max(record['warmup_steps'] for record in found):,}" for experiment, found in records.items() if found]
     lines = [f"# {module.__doc__.splitlines()[0]}", "", markdown(shown(frame)), "", module.NOTE, ""]
     lines += [f"Ours, profile {profile}:", "", *ran] if ran else [f"No runs of profile {profile} yet."]

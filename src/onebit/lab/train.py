@@ -23,11 +23,12 @@ from tqdm import tqdm
 from onebit.comm import Communicator
 from onebit.lab.checkpoint import Checkpoints
 from onebit.lab.evaluate import mean_model
+from onebit.lab.facts import ENDED, PLACES, check_folder, without
 from onebit.lab.launch import WorkerError, hold
 from onebit.lab.options import CONF, wrong_override
 from onebit.lab.players import Player
 from onebit.lab.precision import DTYPES
-from onebit.lab.record import ENDED, PLACES, Recorder, check_folder, without
+from onebit.lab.record import Recorder
 from onebit.lab.run import Run, run_from, worker_device
 from onebit.lab.schedule import Plan
 from onebit.lab.watch import Watcher

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..record import read_run
+from ..facts import read_run
 from ..results import paper_curve, paper_number
 from .claim import Claim, finished, infinite_where_diverged, of_finished, paper_tails, relative_gap, tail_mean
 
