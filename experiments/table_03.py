@@ -25,6 +25,10 @@ NOTE = (
     "median of 10 and 32 runs; on SQuAD it is the optimizer of the fine-tuning, and Adam's number is Hugging Face's. Of MRPC and QQP the papers' "
     "numbers are accuracies and of STS-B Spearman's correlation: the papers do not say so, but what they quote from Devlin et al. is."
 )
+PLAN = {
+    "paper": "papers      their own comparison (claims T11 to T15): train adam, onebit_adam, zero_one_adam of experiment table_02, and lamb,\n"
+             "            onebit_lamb, lamb_basic_onebit of lamb; scripts/export_weights each; fine-tune with Adam by the options of its --help"
+}  # fmt: skip
 
 
 def table(rows: dict[str, pd.DataFrame]) -> pd.DataFrame:

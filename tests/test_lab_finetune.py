@@ -580,5 +580,5 @@ def test_the_plan_of_a_table_is_that_of_all_its_experiments():
     text = describe("table_03", "paper", MACHINES["paper"])
     assert text.count("\n\n") == len(TABLE.EXPERIMENTS) - 1
     for part in ("rajpurkar/squad", "nyu-mll/glue", "1,848 steps, T_w = 400, 96 examples of 384 tokens a step: 32 workers x 1 x 3",
-                 "233 steps", "experiment=glue_mnli profile=paper optimizer=NAME"):
+                 "233 steps", "experiment=glue_mnli profile=paper optimizer=NAME", "scripts/export_weights each; fine-tune with Adam"):
         assert part in text

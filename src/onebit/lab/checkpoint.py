@@ -35,9 +35,9 @@ class Checkpoints:
 
         Raises RuntimeError if another number of workers has written it.
         """
-        if not (self.folder / "latest").exists():
+        source = newest(self.folder)
+        if source is None:
             return None
-        source = self.folder / (self.folder / "latest").read_text()
         ranks = len(list(source.glob("rank-*.pt")))
         if ranks != self.communicator.size:
             raise RuntimeError(
@@ -53,6 +53,12 @@ class Checkpoints:
 
     def _wait_for_all(self) -> None:
         self.communicator.all_gather(torch.zeros(1, dtype=torch.uint8))
+
+
+def newest(folder: Path) -> Path | None:
+    """Where the newest whole checkpoint is; None if there is none."""
+    latest = folder / "latest"
+    return folder / latest.read_text() if latest.exists() else None
 
 
 def _write(path: Path, write) -> None:

@@ -72,7 +72,8 @@ def describe(name: str, profile: str, machine: Machine, workers: int | None = No
     """The plan as text. workers: by default the machine's, but in the paper's profile no more than the batch has micro-batches."""
     module = load_figure(name)
     parts = (describe_experiment(name, experiment, module.OPTIMIZERS, profile, machine, workers) for experiment in experiments(module, profile))
-    return "\n\n".join(parts)
+    more = getattr(module, "PLAN", {})
+    return "\n\n".join(parts) + (f"\n{more[profile]}" if profile in more else "")
 
 
 def describe_experiment(name: str, experiment: str, optimizers: tuple[str, ...], profile: str, machine: Machine, workers: int | None) -> str:

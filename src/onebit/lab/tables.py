@@ -2,7 +2,7 @@
 
 A table is a file experiments/table_NN.py with EXPERIMENTS, OPTIMIZERS, NOTE and table(rows by experiment), and, where they differ, SMOKE, those
 of the experiments that the profile smoke trains, and READS, those whose runs it reads; NEEDS_RUNS = False: it has something to say without any
-run. See `main`.
+run; PLAN: by profile, what `onebit.lab.plan` says besides. See `main`.
 """
 
 import argparse

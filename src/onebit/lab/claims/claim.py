@@ -39,6 +39,7 @@ class Claim:
         paper: the paper's number, read from results/paper.
         style: how the statistic is printed.
         folder: of results/, in which its rows are: runs, or theory or speed, whose measurements have no profile.
+        read: (results/, profile) -> the rows, where they are not simply those of the experiment's runs.
     """
 
     name: str
@@ -53,10 +54,13 @@ class Claim:
     paper: Callable[[], str]
     style: str
     folder: str = "runs"
+    read: Callable[[Path, str], pd.DataFrame] | None = None
 
 
 def rows_of(claim: Claim, root: Path) -> pd.DataFrame:
     """The rows that a claim is judged by."""
+    if claim.read:
+        return claim.read(root, claim.profile)
     if claim.folder == "runs":
         return load(root, claim.experiment, claim.profile)
     return measured.read(root, claim.folder, claim.experiment)[0]
@@ -92,7 +96,7 @@ def of_finished(statistic: Statistic) -> Statistic:
 
     def finite(rows: pd.DataFrame) -> pd.Series:
         values = statistic(rows)
-        return values[values < inf] if (values < inf).any() else values
+        return values[np.isfinite(values)] if np.isfinite(values).any() else values
 
     return finite
 

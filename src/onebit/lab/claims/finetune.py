@@ -14,18 +14,23 @@ SQUAD_MARGIN, at the paper's own scale: 1-bit Adam is 0.01 points from the F1 it
 called a loss. Half a point lies between.
 
 What a model is worth that was pre-trained with another optimizer, which is what both papers' Table 3 says, takes a cluster first to pre-train it:
-its rules are for runs under results/runs/pretrained/paper, a folder for each optimizer of the pre-training, whose evaluation.csv has `glue`, the
-mean score over the tasks of Table 3, and `squad_f1`. MEAN_MARGIN, in points of the mean: those of 1-bit Adam and of 1-bit LAMB are within 0.2 of
-the uncompressed optimizer's, that of basic 1-bit compression lies 1.8 below LAMB's.
+its rules are for runs of Adam that begin with what scripts/export_weights has made of each pre-training, in
+results/runs/pretrained/<profile>/<optimizer of the pre-training>/seed-<its seed>/<experiment>. The score of an optimizer and a seed is the mean
+over the tasks of GLUE that have ended for both optimizers at each seed that is compared; the others count for none, and the detail names them.
+A run that diverged, in pre-training or after, is infinitely bad: export and fine-tune a pre-training that diverged, too. MEAN_MARGIN, in points
+of the mean: those of 1-bit Adam and of 1-bit LAMB are within 0.2 of the uncompressed optimizer's, that of basic 1-bit compression lies 1.8 below.
 """
 
 from collections.abc import Callable
-from math import inf
+from functools import partial
+from math import inf, nan
+from pathlib import Path
 
 import pandas as pd
 
-from ..results import PAPER, paper_number
-from .claim import Claim, Statistic, finished, infinite_where_diverged
+from ..record import ENDED, read_run, without
+from ..results import PAPER, TUNING_SEED, paper_number, read_evaluation, require_alike
+from .claim import Claim, Statistic, finished, infinite_where_diverged, of_finished
 
 MARGIN = 0.02
 SQUAD_MARGIN = 0.005
@@ -38,6 +43,9 @@ METRICS = {
     "squad": "f1", "glue_rte": "accuracy", "glue_mrpc": "accuracy", "glue_cola": "matthews", "glue_sst2": "accuracy", "glue_qnli": "accuracy",
     "glue_qqp": "accuracy", "glue_mnli": "accuracy", "glue_stsb": "spearman",
 }  # fmt: skip
+
+
+ON_GLUE = tuple(name for name in METRICS if name.startswith("glue_"))
 
 
 def final_score(rows: pd.DataFrame, optimizer: str, metric: str) -> pd.Series:
@@ -110,13 +118,78 @@ def paper_mean(prefix: str) -> float:
 
 
 def pretrained(name: str, statement: str, place: str, pair: tuple[str, str], accepts: tuple[float, float], rule: str, paper: Callable[[], str],
-               metric: str = "glue") -> Claim:
-    """pair: the optimizers of the pre-training that are compared."""
+               experiments: tuple[str, ...] = ON_GLUE) -> Claim:
+    """pair: the optimizers of the pre-training that are compared. experiments: in which both are fine-tuned."""
+    one, other = pair
+
+    def statistic(rows: pd.DataFrame) -> pd.Series:
+        means = compared(rows, pair, experiments).mean(axis="columns", skipna=False).unstack("optimizer").reindex(columns=pair)
+        return (means[one] - means[other].replace(-inf, nan)).dropna() / 100
 
     def detail(rows: pd.DataFrame) -> str:
-        return ", ".join(f"{optimizer} {final_score(rows, optimizer, metric).mean():.1f}" for optimizer in pair)
+        scores = compared(rows, pair, experiments)
+        means = scores.mean(axis="columns")
+        parts = []
+        for optimizer in pair:
+            values = means[means.index.get_level_values("optimizer") == optimizer]
+            lost = int((values == -inf).sum())
+            parts.append(f"{optimizer} {values[values > -inf].mean():.1f}" + f" ({lost} diverged)" * bool(lost))
+        without = [experiment for experiment in experiments if experiment not in scores]
+        return ", ".join(parts) + (f"; without {', '.join(without)}" if without else "")
 
-    return Claim(name, statement, place, "pretrained", "paper", score_gap(pair[0], metric, pair[1]), accepts, rule, detail, paper, "+.1%")
+    judged = of_finished(statistic) if accepts[0] == -inf else statistic  # what is to fall behind
+    return Claim(name, statement, place, "pretrained", "paper", judged, accepts, rule, detail, paper, "+.1%",
+                 read=partial(pretrained_rows, pair=pair))
+
+
+def compared(rows: pd.DataFrame, pair: tuple[str, str], experiments: tuple[str, ...]) -> pd.DataFrame:
+    """The scores by (optimizer, seed), of the seeds that both optimizers have, in the experiments that have ended for all of these."""
+    rows = rows[rows.optimizer.isin(pair) & (rows.step == rows.total_steps)].set_index(["optimizer", "seed"])
+    scores = rows[[name for name in experiments if name in rows]].dropna(how="all").astype(float)
+    seeds = scores.index.get_level_values("seed")
+    return scores[seeds.map(seeds.value_counts()) == len(pair)].dropna(axis="columns")
+
+
+def pretrained_rows(root: Path, profile: str, pair: tuple[str, str]) -> pd.DataFrame:
+    """A row for each optimizer and seed of the pre-training, with the score, in %, of each experiment that has ended.
+
+    ValueError if two runs differ in more than what they are to be compared in, in pre-training or after.
+    """
+    found, records = {}, {}
+    for folder in sorted((Path(root) / "runs" / "pretrained" / profile).glob("*/seed-*/*")):
+        record = read_run(folder)
+        if folder.parts[-3] in pair and record.get("status") in ENDED and record["experiment"] in METRICS and record["seed"] != TUNING_SEED:
+            records.setdefault(record["experiment"], []).append(of_pretraining(record, folder))
+            found.setdefault((folder.parts[-3], record["seed"]), {})[record["experiment"]] = score_of(record, folder)
+    for some in records.values():
+        require_alike(some)
+    require_alike([record["pretraining"] for some in records.values() for record in some])
+    rows = [{"optimizer": optimizer, "seed": seed, "step": 1, "total_steps": 1, **scores} for (optimizer, seed), scores in found.items()]
+    return pd.DataFrame(rows, columns=["optimizer", "seed", "step", "total_steps", *records])
+
+
+def of_pretraining(record: dict, folder: Path) -> dict:
+    """A run's record without what names its weights, which differ. ValueError if it is not what its folder says."""
+    before = record.get("pretraining")
+    if before is None:
+        raise ValueError(f"{folder} was not fine-tuned from weights of scripts/export_weights, so nobody knows what pre-trained them.")
+    optimizer, seed, experiment = folder.parts[-3:]
+    own = (record["optimizer"], record["experiment"], f"seed-{record['seed']}", before["optimizer"], f"seed-{before['seed']}")
+    if own != ("adam", experiment, seed, optimizer, seed):
+        raise ValueError(f"{folder} holds {own[1]}, {own[2]}, fine-tuned with {own[0]} from weights of {own[3]}, {own[4]}: the folder must be "
+                         "OPTIMIZER/seed-N/EXPERIMENT of the pre-training's optimizer, the seed of both, and Adam's fine-tuning.")
+    if before["step"] < before["total_steps"] and before["status"] != "diverged":
+        raise ValueError(f"{folder} was fine-tuned from a pre-training that had not finished: step {before['step']} of {before['total_steps']}.")
+    config = record["config"] | {"task": without(record["config"]["task"], ("weights", "tokenizer"))}
+    return record | {"config": config, "folder": folder, "pretraining": before | {"folder": f"the pre-training of {folder}"}}
+
+
+def score_of(record: dict, folder: Path) -> float:
+    """The metric after the last step, nan if it was not evaluated there; minus infinity if the run or its pre-training diverged."""
+    if "diverged" in (record["status"], record["pretraining"]["status"]):
+        return -inf
+    metrics = read_evaluation(folder)
+    return nan if metrics is None else metrics.get(METRICS[record["experiment"]], pd.Series(dtype=float)).get(record["total_steps"], nan)
 
 
 def paper_means(one: str, other: str) -> Callable[[], str]:
@@ -149,5 +222,5 @@ CLAIMS = (
                ("onebit_lamb", "lamb"), (-SQUAD_MARGIN, SQUAD_MARGIN),
                f"the difference in F1, in %, paired by seed, lies within ±{100 * SQUAD_MARGIN:g} points",
                lambda: f"{(paper_number('onebit_lamb_squad_f1') - paper_number('lamb_squad_f1')) / 100:+.1%} "
-                       f"(F1 {paper_number('onebit_lamb_squad_f1'):.1f}, LAMB {paper_number('lamb_squad_f1'):.1f})", "squad_f1"),
+                       f"(F1 {paper_number('onebit_lamb_squad_f1'):.1f}, LAMB {paper_number('lamb_squad_f1'):.1f})", ("squad",)),
 )

@@ -61,7 +61,8 @@ class FineTuning(Task):
         _ = self.train, self.test  # before the workers are forked, since the tokenizer works in threads
 
     def description(self) -> dict:
-        return {"summary": f"{self.bert_summary}; {self.data_summary}", "data": self.data_description()}
+        weights = {} if self.weights is None else self.weights.description()
+        return {"summary": f"{self.bert_summary}; {self.data_summary}", "data": self.data_description(), **weights}
 
     @property
     def bert_summary(self) -> str:

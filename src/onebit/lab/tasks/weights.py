@@ -1,6 +1,7 @@
 """Where pretrained weights come from: the hub, a folder, or a Python package that carries them."""
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGH
 from onebit.lab.tasks.tokenizer import LoadedWordPiece
 
 FILES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
+PRETRAINING = "pretraining.json"  # what `onebit.lab.export` writes beside the weights: run.json of the pre-training, and the step
 
 
 class HubWeights:
@@ -27,6 +29,11 @@ class HubWeights:
     def path(self) -> str:
         folder = Path(self.name).expanduser()
         return str(folder) if folder.exists() else self.name
+
+    def description(self) -> dict:
+        """For run.json: of weights that were pre-trained here, how."""
+        path = Path(self.path()) / PRETRAINING
+        return {"pretraining": json.loads(path.read_text())} if path.exists() else {}
 
     def require(self, model: dict) -> None:
         """Raise if the weights are not there, or not of a BERT with these keywords of BertConfig."""
