@@ -281,6 +281,13 @@ def test_a_run_that_is_there_is_kept_unless_it_is_to_be_replaced(resumed, tmp_pa
     assert pull.write(run, tmp_path, overwrite=True).startswith("written") and (folder / "curve.csv").read_text() != "mine"
 
 
+def test_what_was_fine_tuned_from_pre_training_done_here_does_not_mix_with_other_fine_tuning(resumed, tmp_path):
+    (run,) = pull.offline(resumed)
+    run.facts |= {"experiment": "glue_rte", "optimizer": "adam", "pretraining": {"optimizer": "lamb"}}
+    pull.write(run, tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("run.json")] == ["runs/pretrained/smoke/lamb/seed-1/glue_rte/run.json"]
+
+
 def test_a_run_that_was_logged_from_its_middle_on_is_refused(resumed, tmp_path):
     (run,) = pull.offline(resumed)
     run.history = {step: row for step, row in run.history.items() if step > 4}

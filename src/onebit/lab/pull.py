@@ -3,9 +3,10 @@
     scripts/pull_wandb ENTITY/onebit --group figure_04     what was logged online
     scripts/pull_wandb --offline results/runs              what wandb=offline has left under a folder
 
-Each run goes into results/runs/<experiment>/<profile>/<optimizer>/seed-<n>: curve.csv, evaluation.csv, tensors.csv and run.json, as
-`Recorder` writes them; only the tensors of a step are in alphabetical order, since W&B keeps none. Runs that have not ended are left out; a
-folder that holds a run is kept, unless --overwrite is given.
+Each run goes into results/runs/<experiment>/<profile>/<optimizer>/seed-<n>, or, if it was fine-tuned from weights of scripts/export_weights,
+into results/runs/pretrained, where the claims look for it: curve.csv, evaluation.csv, tensors.csv and run.json, as `Recorder` writes them; only
+the tensors of a step are in alphabetical order, since W&B keeps none. Runs that have not ended are left out; a folder that holds a run is kept,
+unless --overwrite is given.
 """
 
 import argparse
@@ -92,7 +93,7 @@ def write(run: Logged, root: Path, overwrite: bool = False) -> str:
     if not {*IDENTITY, "config"} <= run.facts.keys():
         return "left out: a run that onebit.lab has not trained"
     identity = {name: run.facts[name] for name in IDENTITY}
-    folder = run_folder(root, *(identity[name] for name in IDENTITY[:4]))
+    folder = folder_of(run.facts, root)
     status = run.summary.get("status")
     if status not in ENDED:
         return f"left out: {folder} has not ended"
@@ -106,6 +107,15 @@ def write(run: Logged, root: Path, overwrite: bool = False) -> str:
     record = run.facts | {"status": status, "final": dict(run.summary["final"])}
     (folder / "run.json").write_text(json.dumps(record, indent=1) + "\n")
     return f"written: {folder}, {len(rows)} rows"
+
+
+def folder_of(facts: dict, root: Path) -> Path:
+    """Where a run's files go: fine-tuning of what was pre-trained here is told apart by what has pre-trained it."""
+    experiment, profile, optimizer, seed = (facts[name] for name in IDENTITY[:4])
+    before = facts.get("pretraining")
+    if before:
+        return run_folder(root, "pretrained", profile, before["optimizer"], seed) / experiment
+    return run_folder(root, experiment, profile, optimizer, seed)
 
 
 def curve_rows(run: Logged) -> list[dict]:
