@@ -22,9 +22,9 @@ from onebit.lab import export
 from onebit.lab.claims import CLAIMS, rows_of
 from onebit.lab.claims.finetune import METRICS, ON_GLUE, pretrained_rows
 from onebit.lab.evaluate import mean_model
+from onebit.lab.facts import PLACES, read_run, without
 from onebit.lab.judge import judge
 from onebit.lab.options import composed
-from onebit.lab.record import PLACES, read_run, without
 from onebit.lab.run import run_from
 from onebit.lab.tasks.corpus import split_segments
 from onebit.lab.tasks.tokenizer import SPECIAL

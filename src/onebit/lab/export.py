@@ -29,8 +29,8 @@ from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
 from .checkpoint import newest
+from .facts import read_run
 from .options import composed
-from .record import read_run
 from .tasks.bert import BertPretraining
 from .tasks.corpus import load_corpus
 from .tasks.model import configured

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..record import ENDED, read_run, without
+from ..facts import ENDED, read_run, without
 from ..results import PAPER, TUNING_SEED, paper_number, read_evaluation, require_alike
 from .claim import Claim, Statistic, finished, infinite_where_diverged, of_finished
 
