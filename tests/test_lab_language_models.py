@@ -310,7 +310,7 @@ def test_the_papers_profile_can_be_planned(name, parts):
 def test_a_figure_without_a_number_has_make_targets():
     assert [figures.target(name) for name in ("figure_04", "figure_12", "figure_zero_one_adam")] == ["figure-4", "figure-12", "figure-zero-one-adam"]
     for goal, file in (("figure-zero-one-adam-gpt2", "figure_zero_one_adam_gpt2"), ("figure-4", "figure_04"), ("plan-figure-lamb", "figure_lamb")):
-        said = subprocess.run(["make", "-n", goal], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(["make", "--no-print-directory", "-n", goal], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         assert file in said.splitlines()[-1]
     assert "make reproduce-figure-zero-one-adam-gpt2" in describe("figure_zero_one_adam_gpt2", "laptop", MACHINES["laptop"])
 

@@ -28,7 +28,7 @@ JOBS = sorted((ROOT / "scripts" / "slurm").glob("*.sbatch"))
 @pytest.fixture
 def fakes(tmp_path):
     """A PATH on which Slurm's programs and mpirun print their arguments, one a line."""
-    for name, text in (("srun", 'printf "%s\\n" srun "$@"'), ("mpirun", 'printf "%s\\n" mpirun "$@"'), ("scontrol", "echo node-3; echo node-4")):
+    for name, text in (("srun", 'printf "%s\\n" srun "$@"'), ("mpirun", 'printf "%s\\n" mpirun "$@"'), ("scontrol", "seq 3 30000 | sed s/^/node-/")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     return f"{tmp_path}{os.pathsep}{os.environ['PATH']}"

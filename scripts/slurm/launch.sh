@@ -14,7 +14,8 @@ cd "$SLURM_SUBMIT_DIR" || exit 2
 
 case ${LAUNCHER:-torchrun} in
 torchrun) # one on each node; they meet on the first
-    first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    first=${hosts%%$'\n'*}
     srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit \
         "$python" -m torch.distributed.run --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "$SLURM_NTASKS_PER_NODE" \
         --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$first:$((20000 + SLURM_JOB_ID % 10000))" \
