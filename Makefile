@@ -46,12 +46,6 @@ figure-%: setup FORCE ## Redraw figure N from the committed CSV, in seconds
 reproduce-figure-%: setup FORCE ## Train what figure N lacks (PROFILE, SEEDS), then draw it
 	$(RUN) -m onebit.lab.reproduce $(call module,figure-$*) --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)
 
-sweep-%: setup FORCE ## Redraw a sweep from the committed CSV: N = warmup, compressor or mask
-	$(RUN) experiments/$(call module,sweep-$*).py --profile $(PROFILE)
-
-reproduce-sweep-%: setup FORCE ## Train what sweep N lacks (PROFILE, SEEDS), then draw it
-	$(RUN) -m onebit.lab.reproduce $(call module,sweep-$*) --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)
-
 plan-figure-%: setup FORCE ## Print what figure N trains at PROFILE: model, data, steps, time, launch commands
 	$(RUN) -m onebit.lab.plan $(call module,figure-$*) --profile $(PROFILE)
 
@@ -63,6 +57,12 @@ reproduce-table-%: setup FORCE ## Train what table N lacks (PROFILE, SEEDS), the
 
 plan-table-%: setup FORCE ## Print what table N trains at PROFILE, as plan-figure-N
 	$(RUN) -m onebit.lab.plan $(call module,table-$*) --profile $(PROFILE)
+
+sweep-%: setup FORCE ## Redraw a sweep from the committed CSV: N = warmup, compressor or mask
+	$(RUN) experiments/$(call module,sweep-$*).py --profile $(PROFILE)
+
+reproduce-sweep-%: setup FORCE ## Train what sweep N lacks (PROFILE, SEEDS), then draw it
+	$(RUN) -m onebit.lab.reproduce $(call module,sweep-$*) --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)
 
 plan-sweep-%: setup FORCE ## Print what sweep N trains at PROFILE
 	$(RUN) -m onebit.lab.plan $(call module,sweep-$*) --profile $(PROFILE)
