@@ -1,6 +1,5 @@
 """Two players: they take turns, are recorded together and resumed together; DCGAN, its images and their distance."""
 
-import csv
 import io
 import json
 import math
@@ -12,6 +11,8 @@ import pytest
 import torch
 from matplotlib.image import imread
 from PIL import Image
+from test_lab_evaluation import rows
+from test_lab_runs import run_threads
 
 from onebit.lab import figures
 from onebit.lab.options import composed
@@ -36,27 +37,7 @@ def options(cache, tmp_path):
     """Options of a run of 12 steps, T_w = 2, evaluated after 6 and 12, into tmp_path / name."""
     return lambda name, *more: ["profile=smoke", "experiment=figure_08", "scale.steps=666", "evaluate_every=6", "batch=12", "task.train.count=100",
                                 "task.test.count=64", "progress=false", "checkpoint_every=5", f"cache={cache}", f"output={tmp_path / name}",
-                                "comm=threads", *more]  # fmt: skip
-
-
-def run_of(options, stop=None):
-    """The run in threads of this process; it breaks off before step `stop`."""
-    run = run_from(composed(options))
-    batch = run.task.batch
-
-    def batch_until(seed, step, *rest):
-        if step == stop:
-            raise KeyboardInterrupt
-        return batch(seed, step, *rest)
-
-    run.task.batch = batch_until
-    run.comm.run(partial(train, run))
-
-
-def rows(folder, name, columns):
-    """A CSV without what depends on the clock and the commit."""
-    with open(folder / f"{name}.csv", newline="") as file:
-        return [{key: row[key] for key in columns if key not in ("seconds", "commit")} for row in csv.DictReader(file)]
+                                *more]  # fmt: skip
 
 
 def metric(folder, name):
@@ -97,7 +78,7 @@ def test_the_losses_are_the_logarithms_of_the_papers_equations(small):
 def test_two_players_take_turns_as_with_two_optimizers_of_torch(options, tmp_path):
     """The generator meets the discriminator after its step: losses as of a plain loop over two of torch's SGD, whose rates halve every 4 steps."""
     arguments = options("run", "workers=1", "optimizer=sgd", "+scale.sgd_lr=0.05", "phases.train.lr.factor=0.5", "phases.train.lr.every=2664")
-    run_of(arguments)
+    run_threads(arguments)
     task = run_from(composed(arguments)).task
     seed_torch(torch.device("cpu"), 1)
     model = task.model().train()
@@ -122,10 +103,10 @@ def test_two_players_take_turns_as_with_two_optimizers_of_torch(options, tmp_pat
 @pytest.mark.parametrize("stop", [3, 8])
 def test_a_resumed_run_goes_on_with_both_players(options, tmp_path, stop):
     """Stopped in the warm-up before the first checkpoint, and in the compressed stage between two."""
-    run_of(options("whole", "workers=2"))
+    run_threads(options("whole", "workers=2"))
     with pytest.raises(KeyboardInterrupt):
-        run_of(options("broken", "workers=2"), stop)
-    run_of(options("broken", "workers=2", "resume=true"))
+        run_threads(options("broken", "workers=2"), stop)
+    run_threads(options("broken", "workers=2", "resume=true"))
     for name, columns in (("curve", COLUMNS), ("evaluation", EVALUATION)):
         assert rows(tmp_path / "broken", name, columns) == rows(tmp_path / "whole", name, columns)
     assert (tmp_path / "broken/samples.png").read_bytes() == (tmp_path / "whole/samples.png").read_bytes()
@@ -137,9 +118,9 @@ def test_a_run_that_was_stopped_behind_its_last_checkpoint_is_finished_by_resumi
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Recorder, "finish", stopped)
-        run_of(options("run", "workers=2"))
+        run_threads(options("run", "workers=2"))
     before = rows(tmp_path / "run", "curve", COLUMNS)
-    run_of(options("run", "workers=2", "resume=true"))
+    run_threads(options("run", "workers=2", "resume=true"))
     record = json.loads((tmp_path / "run/run.json").read_text())
     assert (record["status"], record["final"]["step"]) == ("finished", 12)
     assert str(record["final"]["bytes_sent"]) == before[-1]["bytes_sent"] and rows(tmp_path / "run", "curve", COLUMNS) == before
@@ -148,7 +129,7 @@ def test_a_run_that_was_stopped_behind_its_last_checkpoint_is_finished_by_resumi
 @pytest.mark.parametrize("player", ["discriminator_loss", "loss"])
 def test_a_run_has_diverged_if_one_of_its_players_has(options, tmp_path, player):
     """Its loss is not a number from the seventh of 24 micro-batches on."""
-    run = run_from(composed(options("run", "workers=1", "optimizer=adam")))
+    run = run_from(composed(options("run", "workers=1", "optimizer=adam", "comm=threads")))
     right = getattr(run.task, player)
     calls = iter(range(1000))
     setattr(run.task, player, lambda model, batch: right(model, batch) * (math.nan if next(calls) >= 6 else 1))
@@ -158,7 +139,7 @@ def test_a_run_has_diverged_if_one_of_its_players_has(options, tmp_path, player)
 
 def test_traffic_and_skipped_steps_are_those_of_both_players(options, tmp_path):
     """Of two workers with Adam, each sends half of both networks twice, in 32 bits, in each of 12 steps."""
-    run_of(options("run", "workers=2", "optimizer=adam"))
+    run_threads(options("run", "workers=2", "optimizer=adam"))
     size = sum(parameter.numel() for parameter in run_from(composed(options("unused"))).task.model().parameters())
     record = json.loads((tmp_path / "run/run.json").read_text())
     assert record["final"]["bytes_sent"] == pytest.approx(12 * 4 * size, rel=0.05)  # padding and flags, too
@@ -283,6 +264,6 @@ def test_the_papers_faces_are_trained_as_radford_says():
 
 def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
     for optimizer in ("adam", "onebit_adam"):
-        run_of(options(f"runs/figure_08/smoke/{optimizer}/seed-1", "workers=2", f"optimizer={optimizer}"))
+        run_threads(options(f"runs/figure_08/smoke/{optimizer}/seed-1", "workers=2", f"optimizer={optimizer}"))
     drawn = figures.save(figures.load_figure("figure_08"), "figure_08", "smoke", tmp_path)
     assert drawn == tmp_path / "figures/figure_08_smoke.png" and drawn.exists()

@@ -1,9 +1,7 @@
 """GPT-2, the runs of 0/1 Adam and 1-bit LAMB, what is recorded of an optimizer's state, and the claims that are judged by it."""
 
-import csv
 import shutil
 import subprocess
-from functools import partial
 from math import exp, inf
 
 import pandas as pd
@@ -11,6 +9,8 @@ import pytest
 import synthetic
 import torch
 from lab_text import DOCUMENTS, FewDocuments
+from test_lab_evaluation import rows
+from test_lab_runs import run_threads
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import onebit
@@ -27,7 +27,6 @@ from onebit.lab.run import run_from
 from onebit.lab.schedule import QuadraticThenDecay
 from onebit.lab.tasks.gpt2 import Gpt2Pretraining
 from onebit.lab.tasks.tokenizer import END, SEP, LoadedWordPiece, TrainedWordPiece
-from onebit.lab.train import train
 from onebit.lab.watch import Watch, Watcher
 
 # These runs are short.
@@ -158,26 +157,6 @@ def test_gpt2_small_has_124_million_parameters():
 def options(cache, folder, *more):
     return ["profile=smoke", "task.text._target_=lab_text.FewDocuments", "task.model.vocab_size=80", "workers=2", "progress=false",
             "checkpoint_every=5", f"cache={cache}", f"output={folder}", *more]  # fmt: skip
-
-
-def run_threads(options, at_most=None):
-    """The run in threads of this process; it breaks off before step `at_most`."""
-    run = run_from(composed([*options, "comm=threads"]))
-    batch = run.task.batch
-
-    def batch_until(seed, step, *rest):
-        if step == at_most:
-            raise KeyboardInterrupt
-        return batch(seed, step, *rest)
-
-    run.task.batch = batch_until
-    run.comm.run(partial(train, run))
-
-
-def rows(folder, name, columns):
-    """A CSV without what depends on the clock and the commit."""
-    with open(folder / f"{name}.csv", newline="") as file:
-        return [{key: row[key] for key in columns if key not in ("seconds", "commit")} for row in csv.DictReader(file)]
 
 
 GPT2 = ("experiment=zero_one_adam_gpt2", "task.model.n_embd=16", "task.held_out=5", "scale.steps=7600")

@@ -7,6 +7,7 @@ A sweep, experiments/sweep_NAME.py, has a caption of its own as well, since the 
 import argparse
 import importlib.util
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -190,8 +191,8 @@ def write(drawing: Figure, text: str, path: Path) -> Path:
     return path.with_suffix(".png")
 
 
-def main(file: str) -> None:
-    """Redraw the figure of an experiments file from the committed CSV."""
+def main(file: str, save: Callable = save) -> None:
+    """Redraw the figure, or write the table, of an experiments file from the committed CSV."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--profile", default="laptop", choices=PROFILES)
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder that holds runs/ and figures/")

@@ -5,7 +5,6 @@ of the experiments that the profile smoke trains, and READS, those whose runs it
 run; PLAN: by profile, what `onebit.lab.plan` says besides. See `main`.
 """
 
-import argparse
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +13,7 @@ import pandas as pd
 from . import figures
 from .captions import describe
 from .looks import LOOKS
-from .results import PROFILES, RESULTS, load_records, load_rows, require_alike
+from .results import load_records, load_rows, require_alike
 
 PARTS = ("", " low", " high", " n", " diverged")  # the columns that an optimizer has
 
@@ -85,13 +84,5 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def main(file: str) -> None:
-    """Write the table of an experiments file from the committed CSV."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--profile", default="laptop", choices=PROFILES)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder that holds runs/ and figures/")
-    options = parser.parse_args()
-    name = Path(file).stem
-    try:
-        print(save(figures.load_figure(name), name, options.profile, options.results))
-    except (FileNotFoundError, ValueError) as error:
-        raise SystemExit(f"error: {error}") from None
+    """Write the table of an experiments file."""
+    figures.main(file, save)

@@ -1,6 +1,5 @@
 """Deep convolutional generative adversarial network (Radford et al. 2016): the paper's on CelebA, and smaller ones of its kind."""
 
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from torchvision.utils import save_image
 
 from onebit.lab.tasks import Loss, Task
 from onebit.lab.tasks.images import chosen_images
-from onebit.lab.tasks.pictures import Pictures, load_pictures
+from onebit.lab.tasks.pictures import Splits
 
 GRID = 8  # samples.png has so many rows and columns
 
@@ -50,7 +49,7 @@ def _stages(side: int) -> int:
     return stages
 
 
-class Dcgan(Task):
+class Dcgan(Splits, Task):
     """Two players: the discriminator D tells images from what the generator G makes of noise z, and G learns to pass for real.
 
         loss of D = -mean log D(x) - mean log(1 - D(G(z)))        first, on this step's images x and noise z
@@ -124,18 +123,6 @@ class Dcgan(Task):
                          f"(training images: {real:.3f}).",
             "real_distance": real,
         }  # fmt: skip
-
-    @cached_property
-    def train(self) -> Pictures:
-        return self._load("train")
-
-    @cached_property
-    def test(self) -> Pictures:
-        return self._load("test")
-
-    def _load(self, name: str) -> Pictures:
-        source, count = self.sources[name]
-        return load_pictures(source, self.size, self.cache).first(count)
 
     @torch.no_grad()
     def generated(self, model: nn.Module, device: torch.device, count: int) -> Tensor:

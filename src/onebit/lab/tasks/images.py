@@ -1,7 +1,7 @@
 """Image classification: the paper's ResNet-18 on CIFAR-10, and smaller ones of its kind."""
 
 from collections.abc import Callable, Iterable
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models.resnet import BasicBlock
 
 from onebit.lab.tasks import Task
-from onebit.lab.tasks.pictures import Pictures, load_pictures
+from onebit.lab.tasks.pictures import Splits
 
 
 class ResNet(nn.Module):
@@ -49,7 +49,7 @@ class ResNet(nn.Module):
         return self.fc(self.stages(x).mean((2, 3)))
 
 
-class ImageClassification(Task):
+class ImageClassification(Splits, Task):
     """Small images with labels; the loss is the mean cross-entropy, in nats, the metric `test_accuracy`, in %.
 
     An epoch is a permutation of the training images, a function of (seed, epoch); the workers take disjoint parts of each step's batch,
@@ -100,18 +100,6 @@ class ImageClassification(Task):
         if (width, list(blocks)) == (64, [2, 2, 2, 2]):
             return "ResNet-18"
         return f"ResNet of {len(blocks)} stages, {width} to {width << len(blocks) - 1} wide"
-
-    @cached_property
-    def train(self) -> Pictures:
-        return self._load("train")
-
-    @cached_property
-    def test(self) -> Pictures:
-        return self._load("test")
-
-    def _load(self, name: str) -> Pictures:
-        source, count = self.sources[name]
-        return load_pictures(source, self.size, self.cache).first(count)
 
     def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, Tensor]:
         chosen = chosen_images(seed, step * self.step_batch + rank * size, size, len(self.train.labels))

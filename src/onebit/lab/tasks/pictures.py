@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,22 @@ def load_pictures(source, size: int, cache: Path) -> Pictures:
     about = json.loads((folder / "about.json").read_text())
     images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
     return Pictures(images, np.array(labels), *(np.float32(about.pop(name)) for name in ("mean", "deviation")), **about)
+
+
+class Splits:
+    """The train and test pictures of a task that sets `sources`, {name: (source, how many of its first pictures)}, `size` and `cache`."""
+
+    @cached_property
+    def train(self) -> Pictures:
+        return self._load("train")
+
+    @cached_property
+    def test(self) -> Pictures:
+        return self._load("test")
+
+    def _load(self, name: str) -> Pictures:
+        source, count = self.sources[name]
+        return load_pictures(source, self.size, self.cache).first(count)
 
 
 def _build(source, size: int, folder: Path) -> None:
