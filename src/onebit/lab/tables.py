@@ -12,6 +12,7 @@ import pandas as pd
 
 from . import figures
 from .captions import describe
+from .judge import table as markdown
 from .looks import LOOKS
 from .results import load_records, load_rows, require_alike
 
@@ -48,7 +49,8 @@ def text(module: ModuleType, frame: pd.DataFrame, records: dict[str, list[dict]]
     """The table under its title and over its caption: what was run, from run.json."""
     ran = [f"- {experiment}: {describe(found[0])}; {found[0]['config']['batch']:,} samples a step, {found[0]['total_steps']:,} steps, "
            f"T_w = {max(record['warmup_steps'] for record in found):,}" for experiment, found in records.items() if found]
-    lines = [f"# {module.__doc__.splitlines()[0]}", "", markdown(shown(frame)), "", module.NOTE, ""]
+    cells = shown(frame)
+    lines = [f"# {module.__doc__.splitlines()[0]}", "", markdown(cells.columns.tolist(), cells.values.tolist()), "", module.NOTE, ""]
     lines += [f"Ours, profile {profile}:", "", *ran] if ran else [f"No runs of profile {profile} yet."]
     return "\n".join(lines) + "\n"
 
@@ -76,11 +78,6 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
 def cell(mean: float, low: float, high: float, n: int, diverged: int) -> str:
     parts = [f"{mean:.1f} ({low:.1f} to {high:.1f}, n = {n:.0f})"] * bool(n) + [f"{diverged:.0f} diverged"] * bool(diverged)
     return ", ".join(parts)
-
-
-def markdown(frame: pd.DataFrame) -> str:
-    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.values.tolist()]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main(file: str) -> None:
