@@ -96,7 +96,7 @@ def test_a_sweep_is_saved_with_a_caption_of_its_own(root):
     assert figures.save(module, "sweep_warmup", "laptop", root[0]).name == "sweep_warmup.png"
     records = results.load_records(root[0], "figure_04", "laptop", module.OPTIMIZERS)
     text = module.caption(results.load_rows(records), records)
-    assert "n = 3 seeds" in text and "2 layers" in text and "The paper (curves" not in text
+    assert "paired by seed" in text and "2 layers" in text and "The paper (curves" not in text
 
 
 def test_a_sweep_without_runs_says_how_to_make_them(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
 from . import figures
 from .captions import describe
@@ -30,10 +31,12 @@ def look(optimizer: str, variants: dict[str, str], label: str | None) -> dict:
 
 
 def plot(rows: pd.DataFrame, variants: dict[str, str], option: str) -> Figure:
-    """The loss against samples, then the last TAIL's difference from Adam's by variant and against the volume."""
+    """The loss against samples, then the last TAIL's difference from Adam's by variant and, where it is not one and the same, by volume."""
     if rows.live.any():
         raise ValueError("a sweep is drawn from committed runs only: leave --live out")
-    drawing, (curves, gaps, volumes) = figures.figure(columns=3)
+    volumes = {name: megabytes(rows, name) for name in variants}
+    apart = len({round(volume, 2) for volume in volumes.values()}) > 1
+    drawing, (curves, gaps, *by_volume) = figures.figure(columns=2 + apart)
     for name, label in {"adam": "Adam", **variants}.items():
         chosen = rows[rows.optimizer == name]
         if len(chosen):
@@ -42,16 +45,21 @@ def plot(rows: pd.DataFrame, variants: dict[str, str], option: str) -> Figure:
             curves.plot(line.x / 1e3, line["mean"], **own)
             curves.fill_between(line.x / 1e3, line.low, line.high, color=own["color"], alpha=0.2, linewidth=0)
     curves.set(xlabel="samples (thousands)", ylabel="training loss")
-    curves.legend()
+    curves.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     for i, name in enumerate(variants):
         draw_gaps(gaps, i, rows, name, variants)
-        draw_gaps(volumes, megabytes(rows, name), rows, name, variants)
+        for axes in by_volume:
+            draw_gaps(axes, volumes[name], rows, name, variants)
     gaps.set_xticks(range(len(variants)), list(variants.values()), rotation=20, ha="right")
     gaps.set(xlabel=option, ylabel="loss, difference from Adam's")
-    volumes.set(xlabel="bytes sent by a worker (MB, log scale)", xscale="log")
-    for axes in (gaps, volumes):
+    for axes in by_volume:
+        axes.set(xlabel="bytes sent by a worker (MB, log scale)", xscale="log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    for axes in (gaps, *by_volume):
         axes.axhspan(-MARGIN, MARGIN, color="0.9", zorder=0)
-        axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     return drawing
 
 
@@ -75,9 +83,9 @@ def draw_gaps(axes: Axes, x: float, rows: pd.DataFrame, optimizer: str, variants
 
 def caption(rows: pd.DataFrame, records: list[dict]) -> str:
     """What was run and what is shown."""
-    first, seeds = records[0], rows.seed.nunique()
+    first = records[0]
     return (
-        f"Left: mean of n = {seeds} seed{'s' * (seeds != 1)}, band: lowest to highest. Middle and right: the mean loss of the last {TAIL:.0%} of "
+        f"Left: mean over the seeds, band: lowest to highest. Beside it: the mean loss of the last {TAIL:.0%} of "
         f"the steps, its difference from Adam's, paired by seed; a dot is a seed, the bar the mean with its {LEVEL:.0%} interval, grey what claim "
         f"C1 counts as no difference (±{MARGIN:.0%}). Runs that diverged are counted in the legend only. Profile {first['profile']}: "
         f"{describe(first)}, {first['config']['batch']:,} samples a step, {first['total_steps']:,} steps; all but the option shown as in "
