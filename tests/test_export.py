@@ -28,7 +28,7 @@ from onebit.lab.options import composed
 from onebit.lab.run import run_from
 from onebit.lab.tasks.corpus import split_segments
 from onebit.lab.tasks.tokenizer import SPECIAL
-from onebit.lab.train import train
+from onebit.lab.training import train
 
 pytestmark = [pytest.mark.filterwarnings("ignore:the variance is frozen"), pytest.mark.filterwarnings("ignore:.* coordinates had so little gradient")]
 ROOT = Path(__file__).resolve().parents[1]

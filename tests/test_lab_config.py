@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from onebit.lab.options import CONF, composed, wrong_override
 from onebit.lab.run import REFERRED_TO, run_from
 from onebit.lab.schedule import LinearThenDecay, LinearWarmupLinearDecay, Phase, Plan, StepDecay
-from onebit.lab.train import decayed_and_not
+from onebit.lab.training import decayed_and_not
 
 NAMES = {group: sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("experiment", "profile", "optimizer", "comm")}
 

@@ -30,7 +30,7 @@ from onebit.lab.tasks.made_up import MadeUpGlue, MadeUpRows, made_up_questions
 from onebit.lab.tasks.squad import NOWHERE, Squad, Window, answers, ends, exact_match, f1_score, window_starts
 from onebit.lab.tasks.tokenizer import TrainedWordPiece
 from onebit.lab.tasks.weights import HubWeights, PackagedWeights
-from onebit.lab.train import decayed_and_not, train
+from onebit.lab.training import decayed_and_not, train
 
 pytestmark = [pytest.mark.filterwarnings("ignore:the variance is frozen"), pytest.mark.filterwarnings("ignore:.* coordinates had so little gradient")]
 MODEL = {"vocab_size": 256, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "max_position_embeddings": 64}

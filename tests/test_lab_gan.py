@@ -21,7 +21,7 @@ from onebit.lab.run import run_from
 from onebit.lab.tasks.dcgan import Dcgan, discriminator, generator, scaled, sliced_wasserstein
 from onebit.lab.tasks.faces import Faces
 from onebit.lab.tasks.pictures import HubImages, load_pictures
-from onebit.lab.train import seed_torch, train
+from onebit.lab.training import seed_torch, train
 
 # These runs are short.
 pytestmark = [pytest.mark.filterwarnings("ignore:the variance is frozen"), pytest.mark.filterwarnings("ignore:.* coordinates had so little gradient")]

@@ -21,7 +21,7 @@ from onebit.lab.options import composed
 from onebit.lab.precision import LossScale
 from onebit.lab.record import COLUMNS
 from onebit.lab.run import run_from
-from onebit.lab.train import train
+from onebit.lab.training import train
 
 # These runs are short.
 pytestmark = [pytest.mark.filterwarnings("ignore:the variance is frozen"), pytest.mark.filterwarnings("ignore:.* coordinates had so little gradient")]
