@@ -113,3 +113,11 @@ def test_a_live_run_is_not_mixed_with_committed_ones(root):
 def test_a_sweep_has_a_plan():
     text = plan.describe("sweep_warmup", "laptop", plan.MACHINES["laptop"])
     assert "onebit_adam_warmup_50" in text and "make reproduce-sweep-warmup" in text
+
+
+def test_a_seed_that_one_of_a_sweep_lacks_is_shown_of_none(root):
+    module = figures.load_figure("sweep_warmup")
+    rows = results.load(root[0], "figure_04", "laptop", module.OPTIMIZERS)
+    drawing = module.plot(rows[(rows.optimizer != "onebit_adam_warmup_5") | (rows.seed > 1)])
+    legend = [text.get_text() for text in drawing.axes[0].get_legend().get_texts()]
+    assert all(text.endswith("n = 2 seeds") for text in legend)

@@ -34,6 +34,7 @@ def plot(rows: pd.DataFrame, variants: dict[str, str], option: str) -> Figure:
     """The loss against samples, then the last TAIL's difference from Adam's by variant and, where it is not one and the same, by volume."""
     if rows.live.any():
         raise ValueError("a sweep is drawn from committed runs only: leave --live out")
+    rows = of_common_seeds(rows)
     volumes = {name: megabytes(rows, name) for name in variants}
     apart = len({round(volume, 2) for volume in volumes.values()}) > 1
     drawing, (curves, gaps, *by_volume) = figures.figure(columns=2 + apart)
@@ -45,13 +46,13 @@ def plot(rows: pd.DataFrame, variants: dict[str, str], option: str) -> Figure:
             curves.plot(line.x / 1e3, line["mean"], **own)
             curves.fill_between(line.x / 1e3, line.low, line.high, color=own["color"], alpha=0.2, linewidth=0)
     curves.set(xlabel="samples (thousands)", ylabel="training loss")
-    curves.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    curves.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=7, handlelength=3, columnspacing=1, borderpad=0)
     for i, name in enumerate(variants):
         draw_gaps(gaps, i, rows, name, variants)
         for axes in by_volume:
             draw_gaps(axes, volumes[name], rows, name, variants)
     gaps.set_xticks(range(len(variants)), list(variants.values()), rotation=20, ha="right")
-    gaps.set(xlabel=option, ylabel="loss, difference from Adam's")
+    gaps.set(xlabel=option, ylabel="loss, against Adam's")
     for axes in by_volume:
         axes.set(xlabel="bytes sent by a worker (MB, log scale)", xscale="log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
@@ -61,6 +62,11 @@ def plot(rows: pd.DataFrame, variants: dict[str, str], option: str) -> Figure:
         axes.axhspan(-MARGIN, MARGIN, color="0.9", zorder=0)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     return drawing
+
+
+def of_common_seeds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of the seeds that each optimizer in `rows` has run, so that no band is wider for a seed that the others lack."""
+    return rows[rows.groupby("seed").optimizer.transform("nunique") == rows.optimizer.nunique()]
 
 
 def megabytes(rows: pd.DataFrame, optimizer: str) -> float:
@@ -85,7 +91,7 @@ def caption(rows: pd.DataFrame, records: list[dict]) -> str:
     """What was run and what is shown."""
     first = records[0]
     return (
-        f"Left: mean over the seeds, band: lowest to highest. Beside it: the mean loss of the last {TAIL:.0%} of "
+        f"Seeds that all have run. Left: their mean, band: lowest to highest. Beside it: the mean loss of the last {TAIL:.0%} of "
         f"the steps, its difference from Adam's, paired by seed; a dot is a seed, the bar the mean with its {LEVEL:.0%} interval, grey what claim "
         f"C1 counts as no difference (±{MARGIN:.0%}). Runs that diverged are counted in the legend only. Profile {first['profile']}: "
         f"{describe(first)}, {first['config']['batch']:,} samples a step, {first['total_steps']:,} steps; all but the option shown as in "
