@@ -147,6 +147,16 @@ def test_one_scale_is_to_do_as_well_as_one_for_each_tensor(tmp_path, loss, expec
     assert judged(tmp_path, "L9").verdict == expected
 
 
+@pytest.mark.parametrize("name", ["C2", "C24", "L9"])
+def test_losses_that_stand_side_by_side_are_of_the_same_seeds(tmp_path, name):
+    """One seed more of what is compared with, far off, changes nothing: nothing is paired with it."""
+    synthetic.write_all(tmp_path, **dict.fromkeys((*COMPRESSORS, "onebit_adam_fused"), 4.0))
+    told = judged(tmp_path, name).detail
+    for optimizer in ("adam", "onebit_adam"):
+        synthetic.write(tmp_path, optimizer, 9, 80.0)
+    assert judged(tmp_path, name).detail == told
+
+
 # ---- measurements
 
 

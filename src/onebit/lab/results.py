@@ -122,6 +122,13 @@ def by_tensor(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     return chosen.rename(columns=lambda name: name.removeprefix(prefix))
 
 
+def at_common_seeds(rows: pd.DataFrame, optimizers: tuple[str, ...]) -> pd.DataFrame:
+    """The rows of these optimizers at the seeds of all that have runs: means over unlike seeds differ by the seeds too."""
+    rows = rows[rows.optimizer.isin(optimizers)]
+    count = rows.groupby("seed").optimizer.nunique()
+    return rows[rows.seed.isin(count.index[count == rows.optimizer.nunique()])]
+
+
 def load(root: Path, experiment: str, profile: str, optimizers: tuple[str, ...] | None = None) -> pd.DataFrame:
     """The rows of every run of this experiment that ended; ValueError if they cannot be compared with each other."""
     records = load_records(root, experiment, profile, optimizers)
