@@ -19,6 +19,8 @@ endif
 # The file of a figure or table: figure-4 -> figure_04, figure-zero-one-adam -> figure_zero_one_adam
 module = $(shell echo $(1) | tr - _ | sed -E 's/_([0-9])$$/_0\1/')
 seeds = $(if $(SEEDS),--seeds $(SEEDS))
+there = $(basename $(notdir $(wildcard experiments/figure_*.py experiments/sweep_*.py experiments/table_*.py)))
+draw = $(if $(filter $(1),$(there)),$(RUN) experiments/$(1).py --profile $(PROFILE),$(error there is no $(1): there are $(subst _,-,$(subst _0,-,$(there)))))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks lint lock clean FORCE
@@ -41,7 +43,7 @@ reproduce: setup ## The main job: one live seed of every optimizer, judged again
 	$(RUN) -m onebit.lab.reproduce figure_04 figure_01 figure_02 --profile $(PROFILE) --live $(seeds) $(if $(FRESH),--fresh)
 
 figure-%: setup FORCE ## Redraw figure N from the committed CSV, in seconds
-	$(RUN) experiments/$(call module,figure-$*).py --profile $(PROFILE)
+	$(call draw,$(call module,figure-$*))
 
 reproduce-figure-%: setup FORCE ## Train what figure N lacks (PROFILE, SEEDS), then draw it
 	$(RUN) -m onebit.lab.reproduce $(call module,figure-$*) --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)
@@ -50,7 +52,7 @@ plan-figure-%: setup FORCE ## Print what figure N trains at PROFILE: model, data
 	$(RUN) -m onebit.lab.plan $(call module,figure-$*) --profile $(PROFILE)
 
 table-%: setup FORCE ## Write table N from the committed CSV, in seconds
-	$(RUN) experiments/$(call module,table-$*).py --profile $(PROFILE)
+	$(call draw,$(call module,table-$*))
 
 reproduce-table-%: setup FORCE ## Train what table N lacks (PROFILE, SEEDS), then write it
 	$(RUN) -m onebit.lab.reproduce $(call module,table-$*) --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)
@@ -59,7 +61,7 @@ plan-table-%: setup FORCE ## Print what table N trains at PROFILE, as plan-figur
 	$(RUN) -m onebit.lab.plan $(call module,table-$*) --profile $(PROFILE)
 
 sweep-%: setup FORCE ## Redraw a sweep from the committed CSV: N = warmup, compressor or mask
-	$(RUN) experiments/$(call module,sweep-$*).py --profile $(PROFILE)
+	$(call draw,$(call module,sweep-$*))
 
 reproduce-sweep-%: setup FORCE ## Train what sweep N lacks (PROFILE, SEEDS), then draw it
 	$(RUN) -m onebit.lab.reproduce $(call module,sweep-$*) --profile $(PROFILE) $(seeds) $(if $(FRESH),--fresh)

@@ -60,10 +60,12 @@ def write(root, optimizer, seed, loss, status="finished", changes=None, experime
     """Write one run under root/runs; with evaluations if an accuracy is given."""
     folder = Path(root) / "runs" / experiment / "laptop" / optimizer / f"seed-{seed}"
     folder.mkdir(parents=True)
-    rows(optimizer, seed, loss, **options).assign(experiment=experiment).to_csv(folder / "curve.csv", index=False)
+    curve = rows(optimizer, seed, loss, **options).assign(experiment=experiment)
+    curve.to_csv(folder / "curve.csv", index=False)
     if accuracy is not None:
         evaluation(optimizer, seed, accuracy, options.get("steps", STEPS)).to_csv(folder / "evaluation.csv", index=False)
-    (folder / "run.json").write_text(json.dumps(record(optimizer, seed, status, experiment, **(changes or {}))))
+    final = {"step": int(curve.step.iloc[-1])}
+    (folder / "run.json").write_text(json.dumps(record(optimizer, seed, status, experiment, **{"final": final, **(changes or {})})))
 
 
 def write_all(root, seeds=(1, 2, 3), **losses):

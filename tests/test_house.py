@@ -73,6 +73,12 @@ def test_every_make_target_has_a_line_of_help():
     assert [name for name, _ in targets if f"make {name.replace('%', 'N')} " not in shown] == []
 
 
+@pytest.mark.parametrize("name", ["figure-7", "table-9", "sweep-floor"])
+def test_a_figure_that_is_not_there_is_answered_by_those_that_are(name):
+    done = subprocess.run(["make", "--dry-run", name], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode and "there are figure-1 figure-2 " in done.stderr and "sweep-warmup" in done.stderr
+
+
 def test_make_starts_no_training_by_a_files_age():
     makefile = (ROOT / "Makefile").read_text()
     training = re.findall(r"^(\S+):(.*)\n\t.*onebit\.lab\.(?:reproduce|train)", makefile, re.M)

@@ -74,6 +74,18 @@ def test_equivalence_is_paired_by_seed(tmp_path):
     assert judgement.verdict == "reproduced"
 
 
+@pytest.mark.parametrize(("name", "kept", "told"), [
+    ("run.json", 0.5, "run.json is broken"), ("curve.csv", 0.5, "curve.csv does not go on to step 200"), ("curve.csv", 0, "curve.csv does not go on"),
+])  # fmt: skip
+def test_a_file_that_was_written_in_part_is_named(name, kept, told, tmp_path):
+    synthetic.write_all(tmp_path)
+    path = tmp_path / "runs/figure_04/laptop/adam/seed-2" / name
+    text = path.read_text()
+    path.write_text(text[: int(kept * len(text))])
+    with pytest.raises(ValueError, match=f"adam/seed-2/{told}.*train the run again"):
+        load(tmp_path, "figure_04", "laptop")
+
+
 def test_a_difference_beyond_the_margin_is_not_reproduced(tmp_path):
     synthetic.write_all(tmp_path, onebit_adam=4.2)
     assert verdict_of("C1", tmp_path) == "not reproduced"

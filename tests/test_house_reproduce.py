@@ -126,6 +126,13 @@ def test_without_seeds_those_of_the_results_are_trained(lab, monkeypatch):
     assert TUNING_SEED not in SEEDS
 
 
+def test_a_negative_seed_is_refused(lab, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "figure_01", "--seeds", "-1")
+    assert "seeds are whole numbers above 0, not -1" in capsys.readouterr().err
+    assert lab.trained == []
+
+
 def test_the_tuning_seed_is_refused(lab, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(monkeypatch, "figure_01", "--seeds", "0", "1")

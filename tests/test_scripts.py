@@ -122,6 +122,8 @@ def test_a_sweep_goes_on_after_a_run_that_failed_or_diverged_and_then_tries_the_
     assert sweep(lab, monkeypatch, *chosen) == 0
     assert lab.trained == [("onebit_adam", 1), ("onebit_adam", 2)]
     assert "diverged before, kept" in capsys.readouterr().out
+    for other, named in ((("--workers", "2"), "workers"), (("--options", "batch=24"), "batch")):
+        assert f"seed-1 holds a run with another {named}: name another folder by --results" in sweep(lab, monkeypatch, *chosen, *other)
 
 
 def test_a_dry_run_prints_commands_that_compose_and_starts_nothing(lab, monkeypatch, capsys):
@@ -146,7 +148,7 @@ def test_what_mpirun_left_is_the_outcome(tmp_path):
 
 @pytest.mark.parametrize(("arguments", "named"), [
     (["figure_4", "--optimizers", "adam"], "Did you mean figure_04"), (["figure_04", "--optimizers", "adm"], "Did you mean adam"),
-    (["figure_04", "--options", "sede=1"], "Did you mean seed"), (["imagenet"], "by --optimizers"),
+    (["figure_04", "--options", "sede=1"], "Did you mean seed"), (["imagenet"], "by --optimizers"), (["figure_7"], "experiment has no figure_7"),
     (["figure_04", "--mpirun", "no-such-mpirun"], "there is no no-such-mpirun"),
 ])
 def test_a_wrong_word_of_a_sweep_is_named_before_anything_starts(arguments, named, monkeypatch, capsys):

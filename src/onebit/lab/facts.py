@@ -18,9 +18,12 @@ ENDED = ("finished", "diverged")
 
 
 def read_run(folder: Path) -> dict:
-    """run.json of a run's folder; {} if there is none."""
+    """run.json of a run's folder; {} if there is none. ValueError if it is broken."""
     path = folder / "run.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is broken ({error}): bring the file back, or remove its folder and train the run again.") from None
 
 
 def without(options, names: tuple[str, ...]):

@@ -8,6 +8,7 @@ fails or diverges does not stop the others. Exit code 1: at least one failed.
 """
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -16,11 +17,13 @@ import sys
 import time
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from .facts import ENDED, read_run
 from .figures import load_figure
-from .options import wrong_override
+from .options import composed, wrong_override
 from .reproduce import text_table
-from .results import PROFILES, RESULTS, SEEDS, run_folder
+from .results import PROFILES, RESULTS, SEEDS, differing, run_folder
 
 
 def command(options: argparse.Namespace, optimizer: str, seed: int, folder: Path) -> list[str]:
@@ -28,6 +31,19 @@ def command(options: argparse.Namespace, optimizer: str, seed: int, folder: Path
     arguments = [f"experiment={options.experiment}", f"profile={options.profile}", f"optimizer={optimizer}", f"seed={seed}", "comm=mpi",
                  f"output={folder}", "resume=true", *options.options]
     return [*options.mpirun, "-n", str(options.workers), sys.executable, "-m", "onebit.lab.train", *arguments]
+
+
+def check(options: argparse.Namespace) -> None:
+    """ValueError if a run is there already that was trained otherwise than this sweep would train it."""
+    for optimizer in options.optimizers:
+        asked = composed([f"experiment={options.experiment}", f"profile={options.profile}", f"optimizer={optimizer}", "comm=mpi", *options.options])
+        config = json.loads(json.dumps(OmegaConf.to_container(asked, resolve=True)))
+        for seed in options.seeds:
+            folder = run_folder(options.results, options.experiment, options.profile, optimizer, seed)
+            record = read_run(folder)
+            names = differing(record, {"optimizer": optimizer, "workers": options.workers, "config": config}) if record else []
+            if names:
+                raise ValueError(f"{folder} holds a run with another {', '.join(names)}: name another folder by --results, or remove it")
 
 
 def sweep(options: argparse.Namespace) -> list[list[str]]:
@@ -67,14 +83,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mpirun", type=shlex.split, default=["mpirun"], help="the launcher with its own options; default: mpirun")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and start nothing")
     options = parser.parse_args()
-    try:
-        options.optimizers = options.optimizers or load_figure(options.experiment).OPTIMIZERS
-    except ValueError as error:
-        parser.exit(2, f"error: {error}; name them by --optimizers\n")
-    for optimizer in options.optimizers:
+    for optimizer in options.optimizers or ("adam",):
         wrong = wrong_override([f"experiment={options.experiment}", f"optimizer={optimizer}", *options.options])
         if wrong:
             parser.exit(2, f"error: {wrong}\n")
+    try:
+        options.optimizers = options.optimizers or load_figure(options.experiment).OPTIMIZERS
+    except ValueError:
+        parser.exit(2, f"error: no figure says which optimizers {options.experiment} compares: name them by --optimizers\n")
     if not options.dry_run and shutil.which(options.mpirun[0]) is None:
         parser.exit(2, f"error: there is no {options.mpirun[0]}: install Open MPI (pip install .[mpi]), or name it by --mpirun\n")
     return options
@@ -85,7 +101,10 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = parse()
     try:
+        check(options)
         lines = sweep(options)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         raise SystemExit("\nInterrupted. The same command goes on from here.") from None
     print("\n" + text_table(["optimizer", "seed", "outcome", "minutes"], lines, [32, 6, 24, 8]))

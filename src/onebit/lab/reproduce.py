@@ -171,6 +171,8 @@ def parse() -> argparse.Namespace:
         parser.exit(2, f"error: {error}\n")
     if TUNING_SEED in (options.seeds or ()):
         parser.exit(2, f"error: seed {TUNING_SEED} served to choose size and learning rate, so it is none of the results: choose others\n")
+    if min(options.seeds or SEEDS) < 0:
+        parser.exit(2, f"error: seeds are whole numbers above 0, not {min(options.seeds)}\n")
     if options.profile == "paper":
         parser.error(f"the paper's profile runs on a cluster: make plan-{target(next(iter(options.figures)))} PROFILE=paper prints how to launch it")
     return options

@@ -89,7 +89,7 @@ def load_rows(records: list[dict], live: bool = False) -> pd.DataFrame:
     """
     frames = []
     for record in records:
-        rows = pd.read_csv(record["folder"] / "curve.csv")
+        rows = read_curve(record)
         for more in (read_evaluation(record["folder"]), read_tensors(record["folder"])):
             if more is not None:
                 rows = rows.merge(more, on="step", how="left", validate="one_to_one")
@@ -97,6 +97,19 @@ def load_rows(records: list[dict], live: bool = False) -> pd.DataFrame:
     if not frames:
         return pd.DataFrame(columns=[*COLUMNS, "live", *FROM_RECORD])
     return pd.concat(frames, ignore_index=True)
+
+
+def read_curve(record: dict) -> pd.DataFrame:
+    """curve.csv of a run that ended. ValueError if it is broken or stops before the run did."""
+    path, end = record["folder"] / "curve.csv", record["final"]["step"]
+    try:
+        rows = pd.read_csv(path)
+        complete = rows["step"].iloc[-1] == end
+    except (OSError, ValueError, LookupError):
+        complete = False
+    if not complete:
+        raise ValueError(f"{path} does not go on to step {end}, where the run ended: bring the file back, or remove its folder and train the run again.")
+    return rows
 
 
 def read_evaluation(folder: Path) -> pd.DataFrame | None:

@@ -182,7 +182,7 @@ CLAIMS = (
     Claim("C2", "Adam with the variance frozen, but nothing compressed, converges like Adam too", "Figure 6, Section 7.2",
           "figure_04", "laptop", loss_gap("onebit_adam_32bit"), (-MARGIN, MARGIN), WITHIN,
           losses("onebit_adam_32bit"), frozen_accuracies, "+.1%"),
-    Claim("C3", "Adam on naively compressed 1-bit gradients falls behind", "Figure 1, Section 3.2", "figure_04", "laptop",
+    Claim("C3", "Adam on naively compressed 1-bit gradients falls behind", "Figure 1, Section 3.2; 0/1 Adam, abstract", "figure_04", "laptop",
           of_finished(loss_gap("naive_onebit_adam")), (MARGIN, inf), f"its loss lies more than {MARGIN:.0%} above Adam's, paired by seed",
           losses("naive_onebit_adam"), paper_losses("fig1", "Adam w/ basic gradient compression"), "+.1%"),
     Claim("C4", "The volume falls to w + (1 - w)/32 of Adam's, w the share of warm-up steps", "Section 7.1", "figure_04",

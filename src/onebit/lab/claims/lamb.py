@@ -122,7 +122,8 @@ def paper_losses(optimizer: str) -> Callable[[], str]:
 
 def paper_losses_16k() -> str:
     adam, lamb = (paper_number(f"{name}_16k_validation_loss") for name in ("onebit_adam", "lamb"))
-    return f"{adam / lamb - 1:+.1%} (validation loss {adam:.3f}, LAMB {lamb:.3f}, batch 16K)"
+    return (f"{adam / lamb - 1:+.1%} (validation loss {adam:.3f}, LAMB {lamb:.3f}, batch 16K); F1 on SQuAD "
+            f"{paper_number('onebit_adam_16k_squad_f1'):.1f}, LAMB {paper_number('lamb_16k_squad_f1'):.1f}")
 
 
 def falls_detail(rows: pd.DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""How fast: Figures 5, 7 and 9 and Table 1 of the 1-bit Adam paper, Table 5 and Figure 3 of the 1-bit LAMB paper.
+"""How fast: Figures 5, 7 and 9 and Table 1 of the 1-bit Adam paper, Table 5 and Figures 3 and 7 of the 1-bit LAMB paper.
 
 Most need the papers' clusters, and are judged by runs of profile paper: the speed of a stage is the median over the recorded steps in it of
 seconds per step, and the gain of the compressed stage, as in the papers, that of the warm-up over that of the compressed stage of the same
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..results import paper_curve, paper_number
-from .bert import hours_ratio, volume_reduction
+from .bert import hours_ratio, ratio_by_seed, volume_reduction
 from .claim import Claim, Interval, Statistic, finished
 
 NEAR = 0.8
@@ -37,9 +37,9 @@ def stage_gain(optimizer: str) -> Statistic:
     return statistic
 
 
-def throughput(rows: pd.DataFrame) -> pd.Series:
-    """Samples per second of 1-bit Adam's compressed stage, by seed."""
-    runs = finished(rows, "onebit_adam").groupby("seed")
+def throughput(rows: pd.DataFrame, optimizer: str = "onebit_adam") -> pd.Series:
+    """Samples per second of the compressed stage, by seed."""
+    runs = finished(rows, optimizer).groupby("seed")
     return pd.Series({seed: run["samples"].iloc[0] / run.step.iloc[0] / per_step(run, "compressed") for seed, run in runs}, dtype=float).dropna()
 
 
@@ -62,6 +62,11 @@ def adam_at_its_best() -> float:
     """Samples per second over Ethernet, whatever the number of GPUs."""
     points = paper_curve("fig5b", "Adam (Ethernet)")
     return float(points.y.max())
+
+
+def nccl_over_mpi() -> float:
+    """Throughput of 1-bit LAMB's compressed stage on 256 GPUs over Ethernet with the one backend, over that with the other."""
+    return paper_number("onebit_lamb_nccl_throughput_8k") / paper_number("onebit_lamb_mpi_throughput_8k")
 
 
 def paper_gain_at(mbit: float) -> float:
@@ -110,10 +115,10 @@ def on_cluster(name: str, statement: str, place: str, experiment: str, statistic
     return Claim(name, statement, place, experiment, "paper", statistic, (least, inf), rule, lambda rows: "", paper, style)
 
 
-def gains(name: str, model: str, place: str, experiment: str, statistic: Statistic, paper: float, where: str) -> Claim:
+def gains(name: str, model: str, place: str, experiment: str, statistic: Statistic, paper: float, where: str, more: str = "") -> Claim:
     rule = f"the compressed stage is at least {NEAR * paper:.1f} times as fast as the warm-up, {where}"
     return on_cluster(name, f"Compressed, steps of {model} are several times as fast", place, experiment, statistic, NEAR * paper, rule,
-                      lambda: f"{paper:.3g}x")
+                      lambda: f"{paper:.3g}x{more}")
 
 
 CLAIMS = (
@@ -125,9 +130,10 @@ CLAIMS = (
              (sqrt(paper_number("figure_9_gain_1000")), inf),
              f"at least {sqrt(paper_number('figure_9_gain_1000')):.1f} times, half of the paper's gain in logarithms",
              lambda: f"{paper_number('figure_9_gain_1000')}x on 256 GPUs", ".1f"),
-    measured("S3", "The slower the network, the larger the gain", "Figure 9, Supplement", slower_over_faster, (1.0, inf),
+    measured("S3", "The slower the network, the larger the gain", "Figure 9, Supplement; 1-bit LAMB, Figure 3", slower_over_faster, (1.0, inf),
              "the gain at 200 Mbit/s is larger than that at 1 Gbit/s",
-             lambda: f"{paper_gain_at(200) / paper_gain_at(1000):.1f} times as large; up to {paper_number('figure_9_gain_50')}x at 50 Mbit/s", ".1f"),
+             lambda: f"{paper_gain_at(200) / paper_gain_at(1000):.1f} times as large; up to {paper_number('figure_9_gain_50')}x at 50 Mbit/s; "
+                     f"of 1-bit LAMB at most {paper_number('onebit_lamb_stage_speedup_infiniband')}x on InfiniBand", ".1f"),
     gains("S4", "BERT-Large", "Figure 5a, Section 7.1", "figure_04", at_batch(1024, stage_gain("onebit_adam")),
           paper_number("throughput_gain_64_gpus"), "on 64 GPUs over Ethernet with batch=1024, 16 a GPU"),
     gains("S5", "BERT-Large with the batch of 4,096", "Figure 5b, Section 7.1", "figure_04", at_batch(4096, stage_gain("onebit_adam")), paper_gain(),
@@ -147,9 +153,21 @@ CLAIMS = (
                f"Adam takes at least {NEAR * paper_number('squad_gain_up_to'):.1f} times as long, on 32 GPUs",
                lambda: f"up to {paper_number('squad_gain_up_to')}x"),
     gains("S10", "ResNet-152 on ImageNet", "Figure 7, Section 7.2", "imagenet", stage_gain("onebit_adam"), paper_number("figure_7_gain_10_gbit"),
-          "over 10 Gbit/s Ethernet"),
+          "over 10 Gbit/s Ethernet", f"; {paper_number('figure_7_gain_1_gbit')}x over 1 Gbit/s"),
     gains("S11", "1-bit LAMB on BERT-Large", "1-bit LAMB, Figure 3", "lamb", stage_gain("onebit_lamb"), paper_number("onebit_lamb_stage_speedup_64k"),
           "with a batch of 65,536 on 256 GPUs over Ethernet"),
+    gains("S14", "1-bit LAMB on BERT-Large with a batch of 8,192", "1-bit LAMB, Figure 3", "lamb", at_batch(8192, stage_gain("onebit_lamb")),
+          paper_number("onebit_lamb_stage_speedup"), "with batch=8192 on 256 GPUs over Ethernet"),
+    on_cluster("S15", "With a batch of 8,192 1-bit LAMB takes a fraction of LAMB's time", "1-bit LAMB, p. 9", "lamb",
+               at_batch(8192, lambda rows: ratio_by_seed(rows, "seconds", "lamb", "onebit_lamb")), NEAR * paper_number("onebit_lamb_speedup_8k"),
+               f"LAMB takes at least {NEAR * paper_number('onebit_lamb_speedup_8k'):.1f} times as long, with batch=8192 on 256 GPUs over Ethernet",
+               lambda: f"{paper_number('onebit_lamb_speedup_8k')}x"),
+    on_cluster("S16", "Over Ethernet NCCL is faster than MPI as a backend of 1-bit LAMB", "1-bit LAMB, Figure 7", "lamb",
+               at_batch(8192, lambda rows: throughput(rows, "onebit_lamb") / paper_number("onebit_lamb_mpi_throughput_8k")),
+               sqrt(nccl_over_mpi()),
+               f"its compressed stage, with NCCL and batch=8192 on 256 GPUs, processes at least {sqrt(nccl_over_mpi()):.2f} times the "
+               f"{paper_number('onebit_lamb_mpi_throughput_8k'):,.0f} samples/s of the paper's MPI, half of the gain in logarithms",
+               lambda: f"{nccl_over_mpi():.2f} times", ".2f"),
     on_cluster("S12", "The volume of BERT-Large falls about fivefold", "Abstract, Section 7.1", "figure_04", volume_reduction,
                0.98 * paper_number("volume_reduction_large_128"),
                f"bytes counted at the wire fall to 1/{0.98 * paper_number('volume_reduction_large_128'):.1f} or less",

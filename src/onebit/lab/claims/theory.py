@@ -70,7 +70,7 @@ CLAIMS = (
              f"f ends at least {TENFOLD:.0f} times as high, paired by seed", "argued, no number", ".1f"),
     feedback("F4", "In Adam's variance the errors do not cancel: it takes in their square", "Section 4.2", quadratic_share, (1.0, inf),
              "summed over all steps the quadratic term is larger than the squared gradient", "argued, no number", ".2f"),
-    Claim("F5", "The error falls with the square root of the number of workers: linear speedup", "Corollary 1", "linear_speedup", "measured",
+    Claim("F5", "The error falls with the square root of the number of workers: linear speedup", "Corollary 1; 1-bit LAMB, Corollary 1", "linear_speedup", "measured",
           speedup_exponents, (-0.5 - MARGIN, -0.5 + MARGIN), f"the exponent of the error in W lies within {MARGIN} of -1/2", lambda rows: "",
           lambda: "-1/2, proved for many steps", "+.3f", "theory"),
     Claim("F6", "The error falls with the workers as it does without compression", "Section 5", "linear_speedup", "measured",
