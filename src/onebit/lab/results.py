@@ -108,7 +108,7 @@ def read_curve(record: dict) -> pd.DataFrame:
     except (OSError, ValueError, LookupError):
         complete = False
     if not complete:
-        raise ValueError(f"{path} does not go on to step {end}, where the run ended: bring the file back, or remove its folder and train the run again.")
+        raise ValueError(f"{path} does not go on to step {end}, where the run ended: bring it back, or remove its folder and train the run again.")
     return rows
 
 
