@@ -16,6 +16,7 @@ from .claims.bert import MARGIN, loss_gap
 from .claims.claim import TAIL
 from .judge import LEVEL, mean_interval
 from .looks import LOOKS
+from .results import at_common_seeds
 
 LINES, MARKERS = ("-", "--", "-.", ":"), "vP<X>d"
 
@@ -34,7 +35,7 @@ def plot(rows: pd.DataFrame, variants: dict[str, str], option: str) -> Figure:
     """The loss against samples, then the last TAIL's difference from Adam's by variant and, where it is not one and the same, by volume."""
     if rows.live.any():
         raise ValueError("a sweep is drawn from committed runs only: leave --live out")
-    rows = of_common_seeds(rows)
+    rows = at_common_seeds(rows, ("adam", *variants))
     volumes = {name: megabytes(rows, name) for name in variants}
     apart = len({round(volume, 2) for volume in volumes.values()}) > 1
     drawing, (curves, gaps, *by_volume) = figures.figure(columns=2 + apart)
@@ -62,11 +63,6 @@ def plot(rows: pd.DataFrame, variants: dict[str, str], option: str) -> Figure:
         axes.axhspan(-MARGIN, MARGIN, color="0.9", zorder=0)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     return drawing
-
-
-def of_common_seeds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of the seeds that each optimizer in `rows` has run, so that no band is wider for a seed that the others lack."""
-    return rows[rows.groupby("seed").optimizer.transform("nunique") == rows.optimizer.nunique()]
 
 
 def megabytes(rows: pd.DataFrame, optimizer: str) -> float:
