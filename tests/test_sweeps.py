@@ -7,6 +7,7 @@ import synthetic
 from onebit.lab import figures, plan, results
 from onebit.lab.facts import ROOT
 from onebit.lab.options import composed
+from onebit.lab.reproduce import runs_of
 from onebit.lab.run import run_from
 
 NAMES = sorted(path.stem for path in (ROOT / "experiments").glob("sweep_*.py"))
@@ -121,3 +122,9 @@ def test_a_seed_that_one_of_a_sweep_lacks_is_shown_of_none(root):
     drawing = module.plot(rows[(rows.optimizer != "onebit_adam_warmup_5") | (rows.seed > 1)])
     legend = [text.get_text() for text in drawing.axes[0].get_legend().get_texts()]
     assert all(text.endswith("n = 2 seeds") for text in legend)
+
+
+def test_the_profile_smoke_trains_some_of_the_compressors_only():
+    module = figures.load_figure("sweep_compressor")
+    assert runs_of([module], "smoke") == [("figure_04", name) for name in module.SMOKE_OPTIMIZERS]
+    assert set(module.SMOKE_OPTIMIZERS) < set(module.OPTIMIZERS) == {name for _, name in runs_of([module], "laptop")}

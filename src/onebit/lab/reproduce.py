@@ -28,14 +28,14 @@ from .judge import consistent, judge, show
 from .options import composed
 from .results import PROFILES, RESULTS, SEEDS, TUNING_SEED, differing, load, require_alike, run_folder
 from .run import run_from
-from .tables import experiments, save
+from .tables import experiments, optimizers, save
 
 LIVE = RESULTS / "live"
 
 
 def runs_of(modules: list, profile: str) -> list[tuple[str, str]]:
     """The (experiment, optimizer) pairs that the figures train, each once."""
-    pairs = ((experiment, optimizer) for module in modules for experiment in experiments(module, profile) for optimizer in module.OPTIMIZERS)
+    pairs = ((experiment, name) for module in modules for experiment in experiments(module, profile) for name in optimizers(module, profile))
     return list(dict.fromkeys(pairs))
 
 

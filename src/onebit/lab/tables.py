@@ -26,6 +26,11 @@ def experiments(module: ModuleType, profile: str) -> tuple[str, ...]:
     return module.EXPERIMENTS if hasattr(module, "EXPERIMENTS") else (module.EXPERIMENT,)
 
 
+def optimizers(module: ModuleType, profile: str) -> tuple[str, ...]:
+    """What a figure, sweep or table compares; at smoke those of SMOKE_OPTIMIZERS, if there are, so that it takes less than a minute."""
+    return getattr(module, "SMOKE_OPTIMIZERS", module.OPTIMIZERS) if profile == "smoke" else module.OPTIMIZERS
+
+
 def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Path | None = None) -> Path:
     """Write figures/<name>.md and .csv of the committed runs under `root`, or of the live ones alone; a figure is drawn, see `figures.save`."""
     if hasattr(module, "plot"):
