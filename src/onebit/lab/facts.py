@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
+
+from .options import plain
 
 ROOT = Path(__file__).parents[3]
 # Options that say where a machine keeps its files: at any depth, and not in run.json.
@@ -79,7 +81,7 @@ def check_folder(config: DictConfig) -> str | None:
             f"{config.output} holds a run ({run['status']}): go on with it by resume=true, start anew by overwrite=true, "
             "or choose another folder by output=DIR."
         )
-    own, saved = json.loads(json.dumps(OmegaConf.to_container(config, resolve=True))), run["config"]
+    own, saved = plain(config), run["config"]
     own, saved = without(own, INCIDENTAL), without(saved, INCIDENTAL)
     differing = [key for key in own.keys() | saved.keys() if own.get(key) != saved.get(key)]
     if differing:

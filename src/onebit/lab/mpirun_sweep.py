@@ -8,7 +8,6 @@ fails or diverges does not stop the others. Exit code 1: at least one failed.
 """
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -17,12 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from .facts import ENDED, read_run
 from .figures import load_figure
-from .options import composed, wrong_override
-from .reproduce import text_table
+from .options import wrong_override
+from .reproduce import text_table, to_come
 from .results import PROFILES, RESULTS, SEEDS, differing, run_folder
 
 
@@ -36,12 +33,12 @@ def command(options: argparse.Namespace, optimizer: str, seed: int, folder: Path
 def check(options: argparse.Namespace) -> None:
     """ValueError if a run is there already that was trained otherwise than this sweep would train it."""
     for optimizer in options.optimizers:
-        asked = composed([f"experiment={options.experiment}", f"profile={options.profile}", f"optimizer={optimizer}", "comm=mpi", *options.options])
-        config = json.loads(json.dumps(OmegaConf.to_container(asked, resolve=True)))
+        arguments = [f"experiment={options.experiment}", f"profile={options.profile}", f"optimizer={optimizer}", "comm=mpi", *options.options]
+        asked = to_come(optimizer, options.workers, arguments)
         for seed in options.seeds:
             folder = run_folder(options.results, options.experiment, options.profile, optimizer, seed)
             record = read_run(folder)
-            names = differing(record, {"optimizer": optimizer, "workers": options.workers, "config": config}) if record else []
+            names = differing(record, asked) if record else []
             if names:
                 raise ValueError(f"{folder} holds a run with another {', '.join(names)}: name another folder by --results, or remove it")
 

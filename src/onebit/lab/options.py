@@ -1,6 +1,7 @@
 """The configuration: composing it, and saying in a line what is wrong with it."""
 
 import inspect
+import json
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -21,6 +22,11 @@ def composed(overrides: list[str]) -> DictConfig:
     """The configuration that `python -m onebit.lab.train OVERRIDES` would use."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides)
+
+
+def plain(config: DictConfig) -> dict:
+    """Its values, resolved, as run.json holds them."""
+    return json.loads(json.dumps(OmegaConf.to_container(config, resolve=True)))
 
 
 def wrong_override(arguments: list[str]) -> str | None:

@@ -9,7 +9,6 @@ file may differ from it. A run that fails or diverges does not stop the others.
 """
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -25,7 +24,7 @@ from .claims import CLAIMS, statistic_by_seed
 from .facts import ENDED, ROOT, commit, read_run
 from .figures import load_figure, target
 from .judge import consistent, judge, show
-from .options import composed
+from .options import composed, plain
 from .results import PROFILES, RESULTS, SEEDS, TUNING_SEED, differing, load, require_alike, run_folder
 from .run import run_from
 from .tables import experiments, optimizers, save
@@ -72,8 +71,12 @@ def arguments(experiment: str, optimizer: str, profile: str, seed: int, workers:
 
 def planned(experiment: str, optimizer: str, options: argparse.Namespace, folder: Path) -> dict:
     """What run.json of a run to come will say of how it was trained; of the text see text_of."""
-    config = composed(arguments(experiment, optimizer, options.profile, options.seeds[0], options.workers, folder))
-    return {"optimizer": optimizer, "workers": options.workers, "config": json.loads(json.dumps(OmegaConf.to_container(config, resolve=True)))}
+    return to_come(optimizer, options.workers, arguments(experiment, optimizer, options.profile, options.seeds[0], options.workers, folder))
+
+
+def to_come(optimizer: str, workers: int, arguments: list[str]) -> dict:
+    """The same of a run with these arguments."""
+    return {"optimizer": optimizer, "workers": workers, "config": plain(composed(arguments))}
 
 
 def text_of(config: dict) -> dict:

@@ -126,12 +126,12 @@ def hours_ratio(rows: pd.DataFrame) -> pd.Series:
     return ratio_by_seed(rows, "seconds")
 
 
-def losses(optimizer: str) -> Callable[[pd.DataFrame], str]:
-    """The mean losses of an optimizer and of Adam, over the same seeds."""
+def losses(optimizer: str, reference: str = "adam", called: str = "Adam") -> Callable[[pd.DataFrame], str]:
+    """The mean losses of an optimizer and of the reference, over the same seeds."""
 
     def text(rows: pd.DataFrame) -> str:
-        rows = at_common_seeds(rows, (optimizer, "adam"))
-        return f"loss {mean_loss(rows, optimizer)}, Adam {mean_loss(rows, 'adam')}"
+        rows = at_common_seeds(rows, (optimizer, reference))
+        return f"loss {mean_loss(rows, optimizer)}, {called} {mean_loss(rows, reference)}"
 
     return text
 
