@@ -38,11 +38,24 @@ PROBLEM = Problem(sigma=4.0, rare=0.1, v_max=1.0)
 WORKERS, GAMMA, ADAM_GAMMA, STEPS = 4, 0.005, 0.001, 10000
 SEEDS = tuple(range(1, 9))
 RESETS = (1, 10, 100, 1000, None)
-FEEDBACK = {"exact": ("SGD, not compressed", False, None), "feedback": ("1-bit SGD, error feedback", True, None),
-            "none": ("1-bit SGD, no feedback", True, 1)}
-TERMS = {"squared gradient": r"$g_t^2$", "cross": r"$2 g_t (\delta_{t-1} - \delta_t)$", "quadratic": r"$(\delta_{t-1} - \delta_t)^2$"}
-LOOKS = {"exact": ("#0072B2", "-", "o"), "feedback": ("#D55E00", "--", "s"), "none": ("#E69F00", "-.", "v"),
-         "squared gradient": ("#0072B2", "-", "o"), "cross": ("#009E73", ":", "^"), "quadratic": ("#CC79A7", "--", "D")}
+FEEDBACK = {
+    "exact": ("SGD, not compressed", False, None),
+    "feedback": ("1-bit SGD, error feedback", True, None),
+    "none": ("1-bit SGD, no feedback", True, 1),
+}
+TERMS = {
+    "squared gradient": r"$g_t^2$",
+    "cross": r"$2 g_t (\delta_{t-1} - \delta_t)$",
+    "quadratic": r"$(\delta_{t-1} - \delta_t)^2$",
+}
+LOOKS = {
+    "exact": ("#0072B2", "-", "o"),
+    "feedback": ("#D55E00", "--", "s"),
+    "none": ("#E69F00", "-.", "v"),
+    "squared gradient": ("#0072B2", "-", "o"),
+    "cross": ("#009E73", ":", "^"),
+    "quadratic": ("#CC79A7", "--", "D"),
+}
 
 
 def withheld(run, reset_every):
@@ -62,8 +75,19 @@ def marks(steps):
 
 def rows_of(part, setting, seeds, quantities):
     """quantities: step -> {quantity: [seeds]}."""
-    return [{"part": part, "setting": setting, "quantity": quantity, "step": t, "seed": seed, "value": values[i]}
-            for t, found in quantities.items() for quantity, values in found.items() for i, seed in enumerate(seeds)]
+    return [
+        {
+            "part": part,
+            "setting": setting,
+            "quantity": quantity,
+            "step": t,
+            "seed": seed,
+            "value": values[i],
+        }
+        for t, found in quantities.items()
+        for quantity, values in found.items()
+        for i, seed in enumerate(seeds)
+    ]
 
 
 def value(step):
@@ -74,7 +98,9 @@ def value(step):
 def sums(setting, seeds, steps):
     """Section 4.1, on SGD: f and the norm of what the errors keep from x."""
     _, compressed, reset_every = FEEDBACK[setting]
-    run = theory.momentum_sgd(Sample(PROBLEM, WORKERS, seeds), steps, GAMMA, compressed, beta=0.0, reset_every=reset_every)
+    run = theory.momentum_sgd(
+        Sample(PROBLEM, WORKERS, seeds), steps, GAMMA, compressed, beta=0.0, reset_every=reset_every
+    )
     chosen, found = marks(steps), {}
     for t, step, total in withheld(run, reset_every):
         if t in chosen:
@@ -85,11 +111,22 @@ def sums(setting, seeds, steps):
 def terms(setting, seeds, steps):
     """Section 4.2, on Adam with compressed gradients: the three terms of (g_t + delta_{t-1} - delta_t)^2, summed over coordinates and steps."""
     C = theory.one_bit_by_seed(PROBLEM.dimension)
-    run = theory.steps_of(reference.naive_one_bit_adam, Sample(PROBLEM, WORKERS, seeds), steps, lambda t: ADAM_GAMMA, ((), ()), C=C)
+    run = theory.steps_of(
+        reference.naive_one_bit_adam,
+        Sample(PROBLEM, WORKERS, seeds),
+        steps,
+        lambda t: ADAM_GAMMA,
+        ((), ()),
+        C=C,
+    )
     chosen, found, previous, totals = marks(steps), {}, 0.0, np.zeros((3, len(seeds)))
     for t, step in enumerate(run, 1):
         change = previous - step.error
-        totals = totals + [(step.mean**2).sum(-1), (2 * step.mean * change).sum(-1), (change**2).sum(-1)]
+        totals = totals + [
+            (step.mean**2).sum(-1),
+            (2 * step.mean * change).sum(-1),
+            (change**2).sum(-1),
+        ]
         previous = step.error
         if t in chosen:
             found[t] = dict(zip(TERMS, totals))
@@ -98,15 +135,25 @@ def terms(setting, seeds, steps):
 
 def resets(setting, seeds, steps):
     """f, the mean over the last tenth of the steps, of momentum SGD that forgets the errors every `setting` steps; "exact": not compressed."""
-    compressed, reset_every = setting != "exact", {"never": None, "exact": None}.get(setting, setting)
-    run = theory.momentum_sgd(Sample(PROBLEM, WORKERS, seeds), steps, GAMMA, compressed, reset_every=reset_every)
+    compressed, reset_every = (
+        setting != "exact",
+        {"never": None, "exact": None}.get(setting, setting),
+    )
+    run = theory.momentum_sgd(
+        Sample(PROBLEM, WORKERS, seeds), steps, GAMMA, compressed, reset_every=reset_every
+    )
     tail = [value(step) for t, step in enumerate(run, 1) if t > 0.9 * steps]
     return rows_of("resets", setting, seeds, {steps: {"f": np.mean(tail, axis=0)}})
 
 
 def measure(options):
     seeds, steps = tuple(options.seeds), options.steps
-    settings = [(sums, name) for name in FEEDBACK] + [(terms, "naive")] + [(resets, k or "never") for k in RESETS] + [(resets, "exact")]
+    settings = (
+        [(sums, name) for name in FEEDBACK]
+        + [(terms, "naive")]
+        + [(resets, k or "never") for k in RESETS]
+        + [(resets, "exact")]
+    )
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         tasks = [pool.submit(part, setting, seeds, steps) for part, setting in settings]
         return [row for task in tasks for row in task.result()]
@@ -125,23 +172,68 @@ def judge(rows):
     lost, kept = growth(rows, "sums", "none", "errors"), chosen(rows, "sums", "feedback", "errors")
     early = kept.step < kept.step.max() / 10
     ratio = kept[~early].value.max() / kept[early].value.max()
-    f = {setting: mean_interval(final(rows, "sums", setting, "f").to_numpy()) for setting in FEEDBACK}
-    share = mean_interval((final(rows, "terms", "naive", "quadratic") / final(rows, "terms", "naive", "squared gradient")).to_numpy())
+    f = {
+        setting: mean_interval(final(rows, "sums", setting, "f").to_numpy()) for setting in FEEDBACK
+    }
+    share = mean_interval(
+        (
+            final(rows, "terms", "naive", "quadratic")
+            / final(rows, "terms", "naive", "squared gradient")
+        ).to_numpy()
+    )
     squares = growth(rows, "terms", "naive", "quadratic")
     reset = {k: mean_interval(final(rows, "resets", k, "f").to_numpy()) for k in (1, 10, "never")}
     lines = [
-        ("sum of errors, no feedback: grows like t to the", show(lost, ".3f"), "0.5 or more", lost.low >= 0.5),
-        ("error with feedback: largest after T/10 over largest before", f"{ratio:.2f}", "2 or less", ratio <= 2),
-        ("f at the end, feedback over not compressed", f"{f['feedback'].mean / f['exact'].mean:.2f}", "2 or less",
-         f["feedback"].mean <= 2 * f["exact"].mean),
-        ("f at the end, no feedback over not compressed", f"{f['none'].mean / f['exact'].mean:.1f}", "10 or more",
-         f["none"].mean >= 10 * f["exact"].mean),
+        (
+            "sum of errors, no feedback: grows like t to the",
+            show(lost, ".3f"),
+            "0.5 or more",
+            lost.low >= 0.5,
+        ),
+        (
+            "error with feedback: largest after T/10 over largest before",
+            f"{ratio:.2f}",
+            "2 or less",
+            ratio <= 2,
+        ),
+        (
+            "f at the end, feedback over not compressed",
+            f"{f['feedback'].mean / f['exact'].mean:.2f}",
+            "2 or less",
+            f["feedback"].mean <= 2 * f["exact"].mean,
+        ),
+        (
+            "f at the end, no feedback over not compressed",
+            f"{f['none'].mean / f['exact'].mean:.1f}",
+            "10 or more",
+            f["none"].mean >= 10 * f["exact"].mean,
+        ),
         ("quadratic term over squared gradient", show(share, ".2f"), "above 1", share.low > 1),
-        ("quadratic term: grows like t to the", show(squares, ".3f"), "0.9 to 1.1", 0.9 <= squares.low and squares.high <= 1.1),
-        ("f, errors forgotten every step, above every 10 steps", show(reset[1], ".4f"), show(reset[10], ".4f"), reset[1].low > reset[10].high),
-        ("f, errors forgotten every 10 steps, above never", show(reset[10], ".4f"), show(reset["never"], ".4f"), reset[10].low > reset["never"].high),
+        (
+            "quadratic term: grows like t to the",
+            show(squares, ".3f"),
+            "0.9 to 1.1",
+            0.9 <= squares.low and squares.high <= 1.1,
+        ),
+        (
+            "f, errors forgotten every step, above every 10 steps",
+            show(reset[1], ".4f"),
+            show(reset[10], ".4f"),
+            reset[1].low > reset[10].high,
+        ),
+        (
+            "f, errors forgotten every 10 steps, above never",
+            show(reset[10], ".4f"),
+            show(reset["never"], ".4f"),
+            reset[10].low > reset["never"].high,
+        ),
     ]
-    return pd.DataFrame([{"what": what, "found": found, "rule": rule, "holds": "yes" if holds else "NO"} for what, found, rule, holds in lines])
+    return pd.DataFrame(
+        [
+            {"what": what, "found": found, "rule": rule, "holds": "yes" if holds else "NO"}
+            for what, found, rule, holds in lines
+        ]
+    )
 
 
 # ---- the figure
@@ -150,16 +242,32 @@ def judge(rows):
 def plot(rows):
     """Errors and f with and without feedback; the terms of v; f against how often the errors are forgotten."""
     drawing, (errors, values, squares, reset) = figures.figure(columns=2, rows=2)
-    for setting, label in (("none", r"no feedback: $\|\sum_s \delta_s\|$"), ("feedback", r"feedback: $\|\delta_t\|$, all that is left of the sum")):
+    for setting, label in (
+        ("none", r"no feedback: $\|\sum_s \delta_s\|$"),
+        ("feedback", r"feedback: $\|\delta_t\|$, all that is left of the sum"),
+    ):
         draw(errors, rows, "sums", setting, "errors", label)
-    errors.set(title="What the errors keep from x (section 4.1)", xlabel="step t", ylabel="norm", xscale="log", yscale="log")
+    errors.set(
+        title="What the errors keep from x (section 4.1)",
+        xlabel="step t",
+        ylabel="norm",
+        xscale="log",
+        yscale="log",
+    )
     for setting, (label, *_) in FEEDBACK.items():
         draw(values, rows, "sums", setting, "f", label)
-    values.set(title="What it does to SGD", xlabel="step t", ylabel=r"$f(x_t)$", xscale="log", yscale="log")
+    values.set(
+        title="What it does to SGD", xlabel="step t", ylabel=r"$f(x_t)$", xscale="log", yscale="log"
+    )
     for quantity, label in TERMS.items():
         draw(squares, rows, "terms", "naive", quantity, label)
     squares.axhline(0, color="0.4", linewidth=0.8)
-    squares.set(title="What Adam's variance takes in (section 4.2)", xlabel="step t", ylabel="mean per step up to t, all coordinates", xscale="log")
+    squares.set(
+        title="What Adam's variance takes in (section 4.2)",
+        xlabel="step t",
+        ylabel="mean per step up to t, all coordinates",
+        xscale="log",
+    )
     draw_resets(reset, rows)
     for axes in (errors, values, squares):
         axes.legend()
@@ -170,7 +278,9 @@ def draw(axes, rows, part, setting, quantity, label):
     found = chosen(rows, part, setting, quantity)
     if part == "terms":
         found = found.assign(value=found.value / found.step)
-    theory.seeds_spread(axes, found, "step", "value", label, LOOKS[quantity if part == "terms" else setting])
+    theory.seeds_spread(
+        axes, found, "step", "value", label, LOOKS[quantity if part == "terms" else setting]
+    )
 
 
 def draw_resets(axes, rows):
@@ -179,17 +289,36 @@ def draw_resets(axes, rows):
     means = [final(rows, "resets", k, "f").mean() for k in names]
     for i, k in enumerate(names):
         seeds = final(rows, "resets", k, "f")
-        axes.plot([i] * len(seeds), seeds, color="#D55E00", linestyle="none", marker="_", markersize=9)
-    axes.plot(range(len(names)), means, color="#D55E00", linestyle="--", marker="s", markersize=5, label="1-bit, errors forgotten every k steps")
-    axes.axhline(final(rows, "resets", "exact", "f").mean(), color="#0072B2", label="not compressed")
+        axes.plot(
+            [i] * len(seeds), seeds, color="#D55E00", linestyle="none", marker="_", markersize=9
+        )
+    axes.plot(
+        range(len(names)),
+        means,
+        color="#D55E00",
+        linestyle="--",
+        marker="s",
+        markersize=5,
+        label="1-bit, errors forgotten every k steps",
+    )
+    axes.axhline(
+        final(rows, "resets", "exact", "f").mean(), color="#0072B2", label="not compressed"
+    )
     axes.set_xticks(range(len(names)), [f"{k:,}" if k != "never" else k for k in names])
-    axes.set(title="What forgetting costs momentum SGD", xlabel="k", ylabel=r"$f$, last tenth of the steps", yscale="log")
+    axes.set(
+        title="What forgetting costs momentum SGD",
+        xlabel="k",
+        ylabel=r"$f$, last tenth of the steps",
+        yscale="log",
+    )
     axes.legend()
 
 
-NOTE = (f"f(x) = sum_j L w^2/2 u_j^2/(1 + u_j^2), u = Qx/w, d = {PROBLEM.dimension}, L = {PROBLEM.L:g}, w = {PROBLEM.width:g}, W = {WORKERS} "
-        f"workers; rare noise, p = {PROBLEM.rare:g}, sigma = {PROBLEM.sigma:g}; SGD and momentum SGD (beta = 0.9) at learning rate {GAMMA:g}, "
-        f"Adam at {ADAM_GAMMA:g}. delta_t: mean of the workers' errors and the server's. In the last panel a dash is a seed.")
+NOTE = (
+    f"f(x) = sum_j L w^2/2 u_j^2/(1 + u_j^2), u = Qx/w, d = {PROBLEM.dimension}, L = {PROBLEM.L:g}, w = {PROBLEM.width:g}, W = {WORKERS} "
+    f"workers; rare noise, p = {PROBLEM.rare:g}, sigma = {PROBLEM.sigma:g}; SGD and momentum SGD (beta = 0.9) at learning rate {GAMMA:g}, "
+    f"Adam at {ADAM_GAMMA:g}. delta_t: mean of the workers' errors and the server's. In the last panel a dash is a seed."
+)
 
 
 def main():
@@ -198,8 +327,14 @@ def main():
     made.add_argument("--seeds", type=measured.positive(int), nargs="+", default=SEEDS)
     options = measured.parse(made, quick={"steps": 200, "seeds": (1, 2, 3)})
     if options.measure:
-        config = {"steps": options.steps, "seeds": list(options.seeds), "workers": WORKERS, "gamma": GAMMA, "adam_gamma": ADAM_GAMMA,
-                  "problem": asdict(PROBLEM)}
+        config = {
+            "steps": options.steps,
+            "seeds": list(options.seeds),
+            "workers": WORKERS,
+            "gamma": GAMMA,
+            "adam_gamma": ADAM_GAMMA,
+            "problem": asdict(PROBLEM),
+        }
         measured.write(options.results, theory.FOLDER, NAME, measure(options), config)
     theory.conclude(NAME, options.results, judge, plot, NOTE)
 

@@ -20,12 +20,21 @@ def plot(rows: pd.DataFrame) -> Figure:
     figures.draw(ratio, rows[rows.optimizer == "adam"], "step", "variance_ratio")
     ratio.set(xlabel="step", ylabel=r"$\|v_t\|_1\,/\,\|v_{t-1/(1-\beta_2)}\|_1$")
     figures.draw_paper(paper_norm, "fig2", ("variance norm (vanilla Adam)",))
-    paper_norm.set(title="The paper's Figure 2", xlabel="step (thousands)", ylabel="norm of the fused variance", yscale="log")
+    paper_norm.set(
+        title="The paper's Figure 2",
+        xlabel="step (thousands)",
+        ylabel="norm of the fused variance",
+        yscale="log",
+    )
     plot_paper_ratio(paper_ratio)
     step = figures.freeze_step(rows)
     paper_step = paper_number("bert_large_128_warmup")
-    for axes, x, text in ((norm, step, step), (ratio, step, step),
-                          (paper_norm, paper_step / 1e3, paper_step), (paper_ratio, paper_step / 1e3, paper_step)):
+    for axes, x, text in (
+        (norm, step, step),
+        (ratio, step, step),
+        (paper_norm, paper_step / 1e3, paper_step),
+        (paper_ratio, paper_step / 1e3, paper_step),
+    ):
         figures.mark_freeze(axes, x, f"$T_w$ = {text:,.0f}")
     for axes in (ratio, paper_ratio):
         threshold = paper_number("auto_rule_threshold")

@@ -15,7 +15,12 @@ def plot(rows: pd.DataFrame) -> Figure:
     figures.draw(by_samples, rows, "samples", "loss", x_scale=1e3)
     by_samples.set(title="Ours", xlabel="samples (thousands)", ylabel="training loss")
     figures.draw(by_bytes, rows, "bytes_sent", "loss", x_scale=1e6, legend=False)
-    by_bytes.set(title="Ours, by volume", xlabel="bytes sent by a worker (MB, log scale)", ylabel="training loss", xscale="log")
+    by_bytes.set(
+        title="Ours, by volume",
+        xlabel="bytes sent by a worker (MB, log scale)",
+        ylabel="training loss",
+        xscale="log",
+    )
     figures.draw_paper(paper, "fig4a", ("Adam", "1-bit Adam"))
     paper.set(title="The paper's Figure 4a", xlabel="samples (millions)", ylabel="training loss")
     return drawing

@@ -17,7 +17,12 @@ def plot(rows: pd.DataFrame) -> Figure:
     figures.draw(validation, rows, "samples", "validation_loss", x_scale=1e3, legend=False)
     validation.set(title="Ours, held out", xlabel="samples (thousands)", ylabel="validation loss")
     figures.draw(by_bytes, rows, "bytes_sent", "validation_loss", x_scale=1e6, legend=False)
-    by_bytes.set(title="Ours, by volume", xlabel="bytes sent by a worker (MB, log scale)", ylabel="validation loss", xscale="log")
+    by_bytes.set(
+        title="Ours, by volume",
+        xlabel="bytes sent by a worker (MB, log scale)",
+        ylabel="validation loss",
+        xscale="log",
+    )
     return drawing
 
 

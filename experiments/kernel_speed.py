@@ -40,7 +40,9 @@ BYTES = {
     "torch_ops": 12.25,
 }
 FUSED_ADAM = {"parameter": 8.0, "gradient": 4.0, "momentum": 8.0, "variance": 8.0}
-LIMIT = {f"average_{ranks}": f"yardstick_{ranks}" for ranks in SERVERS}  # on a chunk's arrays; the others': "yardstick"
+LIMIT = {
+    f"average_{ranks}": f"yardstick_{ranks}" for ranks in SERVERS
+}  # on a chunk's arrays; the others': "yardstick"
 RIVALS = {"compress": "torch_tidy", "torch_ops": "torch_tidy"}  # the others': their yardstick
 
 # Written before any run. Ratios of medians in one run; one thread has no bar against the bandwidth.
@@ -49,12 +51,21 @@ BARS = (
     *(Bar("update", "times_limit", 1.35, {"n": n, "threads": 2}) for n in (16 * M, 64 * M)),
     *(Bar("average_2", "times_limit", 1.6, {"n": n, "threads": 2}) for n in (16 * M, 64 * M)),
     *(Bar("average_4", "times_limit", 1.8, {"n": n, "threads": 2}) for n in (16 * M, 64 * M)),
-    *(Bar("compress", "ratio", 1 / 12, {"n": n, "threads": threads}) for threads in THREADS for n in (16 * M, 64 * M)),
+    *(
+        Bar("compress", "ratio", 1 / 12, {"n": n, "threads": threads})
+        for threads in THREADS
+        for n in (16 * M, 64 * M)
+    ),
     *(Bar("compress", "ratio", 1.0, {"n": M // 16, "threads": threads}) for threads in THREADS),
 )
 LABELS = {
-    "compress": "compress", "update": "update", "average_2": "server, W = 2", "average_4": "server, W = 4", "measure": "check",
-    "torch_tidy": "compress, plain torch", "torch_ops": "compress, our readable torch",
+    "compress": "compress",
+    "update": "update",
+    "average_2": "server, W = 2",
+    "average_4": "server, W = 4",
+    "measure": "check",
+    "torch_tidy": "compress, plain torch",
+    "torch_ops": "compress, our readable torch",
 }
 
 
@@ -70,7 +81,9 @@ class Compression:
         self.scales = torch.zeros(len(partition.lengths))
 
     def __call__(self):
-        _, self.scales = self.kernel(self.partition, self.z, self.compensated, self.scales, self.compensated)
+        _, self.scales = self.kernel(
+            self.partition, self.z, self.compensated, self.scales, self.compensated
+        )
 
 
 class TorchTidy:
@@ -112,7 +125,9 @@ def contenders(n, seed):
     made = {
         "yardstick": adding(n),
         "compress": Compression(fast.compress, partition, terms),
-        "update": lambda: fast.update(partition, [parameter], variance, momentum, [1.0], [1e-6], [1e-8]),
+        "update": lambda: fast.update(
+            partition, [parameter], variance, momentum, [1.0], [1e-6], [1e-8]
+        ),
         "measure": lambda: fast.measure(partition, [gradient]),
         "torch_tidy": TorchTidy(torch.randn(n)),
         "torch_ops": Compression(torch_ops.compress, partition, terms),
@@ -121,7 +136,10 @@ def contenders(n, seed):
         layout = Layout([(n,)], ranks)
         server = layout.server_partition(0, layout.worker_partition())
         received = torch.cat([random_message(server) for _ in range(ranks)])
-        made |= {f"yardstick_{ranks}": adding(server.size), f"average_{ranks}": Compression(fast.average, server, received)}
+        made |= {
+            f"yardstick_{ranks}": adding(server.size),
+            f"average_{ranks}": Compression(fast.average, server, received),
+        }
     return made
 
 
@@ -133,8 +151,14 @@ def measure(options):
         for threads in options.threads:
             torch.set_num_threads(threads)
             timings = alternate(made, options.rounds)
-            rows += [{"contender": name, "n": n, "threads": threads, **row(timings, name)} for name in made]
-            print(f"{results.size_text(n)}, threads {threads}: compress {_last_times(rows, 'compress')} of the limit", flush=True)
+            rows += [
+                {"contender": name, "n": n, "threads": threads, **row(timings, name)}
+                for name in made
+            ]
+            print(
+                f"{results.size_text(n)}, threads {threads}: compress {_last_times(rows, 'compress')} of the limit",
+                flush=True,
+            )
     return rows
 
 
@@ -158,7 +182,15 @@ def plot(rows):
     drawing, (time, one, two, volume) = figures.figure(columns=2, rows=2)
     threads = max(THREADS)
     for look, (name, label) in enumerate(LABELS.items()):
-        results.draw(time, rows[(rows.contender == name) & (rows.threads == threads)], look, label, "median_ms", "low_ms", "high_ms")
+        results.draw(
+            time,
+            rows[(rows.contender == name) & (rows.threads == threads)],
+            look,
+            label,
+            "median_ms",
+            "low_ms",
+            "high_ms",
+        )
     draw_ratio_bars(time, rows[rows.threads == threads])
     time.set(title=f"Time, {threads} threads", ylabel="milliseconds", yscale="log")
     time.set_ylim(top=100 * time.get_ylim()[1])  # room for the legend
@@ -182,44 +214,88 @@ def draw_ratio_bars(axes: Axes, rows):
 
 def draw_times_limit(axes: Axes, rows, threads):
     for look, (name, label) in enumerate(list(LABELS.items())[:5]):
-        results.draw(axes, rows[rows.contender == name], look, label, "times_limit", "times_limit_low", "times_limit_high")
+        results.draw(
+            axes,
+            rows[rows.contender == name],
+            look,
+            label,
+            "times_limit",
+            "times_limit_low",
+            "times_limit_high",
+        )
     for bar in BARS:
-        if bar.column == "times_limit" and bar.where["threads"] == threads and bar.row(rows) is not None:
+        if (
+            bar.column == "times_limit"
+            and bar.where["threads"] == threads
+            and bar.row(rows) is not None
+        ):
             results.draw_bar(axes, bar.where["n"], bar.at_most, list(LABELS).index(bar.contender))
     axes.axhline(1, color="0.4", linewidth=0.8)
-    axes.set(title=f"Against the bandwidth, {threads} thread{'s' * (threads > 1)}", ylabel="times the limit", yscale="log")
+    axes.set(
+        title=f"Against the bandwidth, {threads} thread{'s' * (threads > 1)}",
+        ylabel="times the limit",
+        yscale="log",
+    )
     results.plain_ticks(axes, (0.5, 1, 1.5, 2, 3, 5, 10, 20, 50))
 
 
 def draw_volume(axes: Axes):
     """Bytes of memory that a step must move, as stacked bars."""
     ours = {"compress": BYTES["compress"], "update": BYTES["update"]}
-    stacks = {f"1-bit Adam,\nW = {ranks}": ours | {"server": BYTES[f"average_{ranks}"], "check": BYTES["measure"]} for ranks in SERVERS}
+    stacks = {
+        f"1-bit Adam,\nW = {ranks}": ours
+        | {"server": BYTES[f"average_{ranks}"], "check": BYTES["measure"]}
+        for ranks in SERVERS
+    }
     stacks["fused Adam"] = FUSED_ADAM
     for i, parts in enumerate(stacks.values()):
         bottom = 0.0
         for j, (part, height) in enumerate(parts.items()):
-            axes.bar(i, height, bottom=bottom, color=results.LOOKS[1 if parts is FUSED_ADAM else 0][0], alpha=0.8 - 0.15 * j, edgecolor="white")
-            axes.text(i, bottom + height / 2, f"{part} {height:.4g}", ha="center", va="center", fontsize=8)
+            axes.bar(
+                i,
+                height,
+                bottom=bottom,
+                color=results.LOOKS[1 if parts is FUSED_ADAM else 0][0],
+                alpha=0.8 - 0.15 * j,
+                edgecolor="white",
+            )
+            axes.text(
+                i, bottom + height / 2, f"{part} {height:.4g}", ha="center", va="center", fontsize=8
+            )
             bottom += height
         axes.text(i, bottom, f"{bottom:.4g}", ha="center", va="bottom")
     axes.set_xticks(range(len(stacks)), stacks)
-    axes.set(title="Memory traffic of a step", ylabel="bytes per element, without the exchange's own")
+    axes.set(
+        title="Memory traffic of a step", ylabel="bytes per element, without the exchange's own"
+    )
     axes.grid(axis="x", visible=False)
 
 
-NOTE = ("One fp32 tensor. The limit is the time in which a += b, run in the same rounds on arrays of the same size, moves as many bytes. A heavy "
-        "dash with an arrow is a bar, set before the runs, that the curve of its colour must be under; in the first panel the bar is against "
-        "plain torch.")
+NOTE = (
+    "One fp32 tensor. The limit is the time in which a += b, run in the same rounds on arrays of the same size, moves as many bytes. A heavy "
+    "dash with an arrow is a bar, set before the runs, that the curve of its colour must be under; in the first panel the bar is against "
+    "plain torch."
+)
 
 
 def main():
     made = results.parser(__doc__, rounds=31)
-    made.add_argument("--sizes", type=measured.positive(int), nargs="+", default=SIZES, help="elements, multiples of 256")
+    made.add_argument(
+        "--sizes",
+        type=measured.positive(int),
+        nargs="+",
+        default=SIZES,
+        help="elements, multiples of 256",
+    )
     made.add_argument("--threads", type=measured.positive(int), nargs="+", default=THREADS)
     options = measured.parse(made, quick={"sizes": (2**16,), "rounds": 1})
     if options.measure:
-        config = {"sizes": list(options.sizes), "threads": list(options.threads), "rounds": options.rounds, "seed": options.seed}
+        config = {
+            "sizes": list(options.sizes),
+            "threads": list(options.threads),
+            "rounds": options.rounds,
+            "seed": options.seed,
+        }
         results.write(options.results, NAME, measure(options), config)
     results.conclude(NAME, options.results, plot, BARS, NOTE)
 

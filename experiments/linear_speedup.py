@@ -53,14 +53,28 @@ LABELS = {
     "momentum_sgd_own": "momentum SGD, own rate",
     "no_feedback": "1-bit, no feedback",
 }
-LOOKS = {"onebit_adam": figures.LOOKS["onebit_adam"][1:], "momentum_sgd": ("#0072B2", "-", "o"),
-         "momentum_sgd_own": ("#000000", ":", "X"), "no_feedback": ("#E69F00", "-.", "v")}
-MARKER_SIZES = {"onebit_adam": 9, "momentum_sgd": 6, "momentum_sgd_own": 3, "no_feedback": 4}  # the first three fall together
+LOOKS = {
+    "onebit_adam": figures.LOOKS["onebit_adam"][1:],
+    "momentum_sgd": ("#0072B2", "-", "o"),
+    "momentum_sgd_own": ("#000000", ":", "X"),
+    "no_feedback": ("#E69F00", "-.", "v"),
+}
+MARKER_SIZES = {
+    "onebit_adam": 9,
+    "momentum_sgd": 6,
+    "momentum_sgd_own": 3,
+    "no_feedback": 4,
+}  # the first three fall together
 
 
 def measured_eps(workers, steps):
     """The largest norm of the errors in pilot runs."""
-    run = theory.momentum_sgd(Sample(PROBLEM, workers, PILOT_SEEDS), min(PILOT_STEPS, steps), PROBLEM.learning_rate(workers, steps, 0.0), True)
+    run = theory.momentum_sgd(
+        Sample(PROBLEM, workers, PILOT_SEEDS),
+        min(PILOT_STEPS, steps),
+        PROBLEM.learning_rate(workers, steps, 0.0),
+        True,
+    )
     return max(np.linalg.norm(step.error, axis=-1).max() for step in run)
 
 
@@ -69,34 +83,71 @@ def rows_of(method, workers, steps, seeds):
     start = time.process_time()
     eps = 0.0 if method == "momentum_sgd_own" else measured_eps(workers, steps)
     gamma = PROBLEM.learning_rate(workers, steps, eps)
-    run = theory.momentum_sgd(Sample(PROBLEM, workers, seeds, stream=steps), steps, gamma, compressed=method in ("onebit_adam", "no_feedback"),
-                              reset_every=1 if method == "no_feedback" else None)
+    run = theory.momentum_sgd(
+        Sample(PROBLEM, workers, seeds, stream=steps),
+        steps,
+        gamma,
+        compressed=method in ("onebit_adam", "no_feedback"),
+        reset_every=1 if method == "no_feedback" else None,
+    )
     total, squares, largest = np.zeros((3, len(seeds)))
     for step in run:
         total += step.norm(PROBLEM.v)
         size = np.linalg.norm(step.error, axis=-1)
         squares += size**2
         largest = np.maximum(largest, size)
-    found = {"error": total / steps, "f_end": PROBLEM.value(step.state.x.reshape(len(seeds), -1)), "eps_rms": np.sqrt(squares / steps),
-             "eps_max": largest}
-    common = {"method": method, "workers": workers, "steps": steps, "gamma": gamma, "eps": eps,
-              "noise_share": gamma * PROBLEM.sigma * np.sqrt(steps / workers)}
+    found = {
+        "error": total / steps,
+        "f_end": PROBLEM.value(step.state.x.reshape(len(seeds), -1)),
+        "eps_rms": np.sqrt(squares / steps),
+        "eps_max": largest,
+    }
+    common = {
+        "method": method,
+        "workers": workers,
+        "steps": steps,
+        "gamma": gamma,
+        "eps": eps,
+        "noise_share": gamma * PROBLEM.sigma * np.sqrt(steps / workers),
+    }
     seconds = time.process_time() - start
-    return [{**common, "seed": seed, **{name: values[i] for name, values in found.items()}, "seconds": seconds} for i, seed in enumerate(seeds)]
+    return [
+        {
+            **common,
+            "seed": seed,
+            **{name: values[i] for name, values in found.items()},
+            "seconds": seconds,
+        }
+        for i, seed in enumerate(seeds)
+    ]
 
 
 def measure(options):
     """Rows of the CSV: every n at the largest T, every T at AT workers."""
     last = max(options.steps)
-    settings = sorted({(n, last) for n in options.workers} | {(AT, T) for T in options.steps}, key=np.prod, reverse=True)
+    settings = sorted(
+        {(n, last) for n in options.workers} | {(AT, T) for T in options.steps},
+        key=np.prod,
+        reverse=True,
+    )
     found = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        tasks = [pool.submit(rows_of, method, n, T, tuple(options.seeds)) for n, T in settings for method in LABELS]
+        tasks = [
+            pool.submit(rows_of, method, n, T, tuple(options.seeds))
+            for n, T in settings
+            for method in LABELS
+        ]
         for task in as_completed(tasks):
             found += task.result()
-            print("{method}, W = {workers}, T = {steps}: {seconds:.0f} s".format(**found[-1]), flush=True)
+            print(
+                "{method}, W = {workers}, T = {steps}: {seconds:.0f} s".format(**found[-1]),
+                flush=True,
+            )
     methods = list(LABELS)
-    return sorted(found, key=lambda row: (methods.index(row["method"]), row["workers"], row["steps"], row["seed"]))
+    return sorted(
+        found,
+        key=lambda row: (methods.index(row["method"]), row["workers"], row["steps"], row["seed"]),
+    )
 
 
 # ---- what is found
@@ -124,17 +175,41 @@ def judge(rows):
     lines = []
     for along, name in (("workers", "W"), ("steps", "T")):
         for method, label in LABELS.items():
-            found, bound = exponent(rows, method, along), exponent(rows, method, along, "bound").mean
+            found, bound = (
+                exponent(rows, method, along),
+                exponent(rows, method, along, "bound").mean,
+            )
             near = "yes" if abs(found.mean - bound) <= MARGIN else "NO"
-            lines.append({"what": f"{label}: exponent in {name}", "found": show(found, ".4f"), "against": f"{bound:.4f}, the bound's",
-                          "holds": near if method == "onebit_adam" else ""})
-    slopes = [theory.exponents(sweep(rows, method, "workers"), "workers") for method in ("onebit_adam", "momentum_sgd")]
+            lines.append(
+                {
+                    "what": f"{label}: exponent in {name}",
+                    "found": show(found, ".4f"),
+                    "against": f"{bound:.4f}, the bound's",
+                    "holds": near if method == "onebit_adam" else "",
+                }
+            )
+    slopes = [
+        theory.exponents(sweep(rows, method, "workers"), "workers")
+        for method in ("onebit_adam", "momentum_sgd")
+    ]
     shared = theory.overlap(*(mean_interval(values.to_numpy()) for values in slopes))
-    lines.append({"what": "1-bit Adam's exponent in W - momentum SGD's", "found": show(mean_interval((slopes[0] - slopes[1]).to_numpy()), ".4f"),
-                  "against": "their intervals overlap", "holds": "yes" if shared else "NO"})
+    lines.append(
+        {
+            "what": "1-bit Adam's exponent in W - momentum SGD's",
+            "found": show(mean_interval((slopes[0] - slopes[1]).to_numpy()), ".4f"),
+            "against": "their intervals overlap",
+            "holds": "yes" if shared else "NO",
+        }
+    )
     slowest = rows.seconds.max()
-    lines.append({"what": "longest run, time of a core", "found": f"{slowest:.0f} s", "against": f"{LIMIT:.0f} s",
-                  "holds": "yes" if slowest <= LIMIT else "NO"})
+    lines.append(
+        {
+            "what": "longest run, time of a core",
+            "found": f"{slowest:.0f} s",
+            "against": f"{LIMIT:.0f} s",
+            "holds": "yes" if slowest <= LIMIT else "NO",
+        }
+    )
     return pd.DataFrame(lines)
 
 
@@ -149,10 +224,20 @@ def plot(rows):
     draw_sweep(by_steps, rows, "steps")
     by_steps.set(title=f"W = {AT} workers", xlabel="steps T")
     draw_terms(terms, sweep(rows, "onebit_adam", "workers"))
-    terms.set(title=f"The terms of Corollary 1, T = {rows.steps.max():,}", xlabel="workers W", ylabel="bound, constants left out")
-    for axes, values in ((by_workers, rows.workers), (by_steps, rows[rows.workers == AT].steps), (terms, rows.workers)):
+    terms.set(
+        title=f"The terms of Corollary 1, T = {rows.steps.max():,}",
+        xlabel="workers W",
+        ylabel="bound, constants left out",
+    )
+    for axes, values in (
+        (by_workers, rows.workers),
+        (by_steps, rows[rows.workers == AT].steps),
+        (terms, rows.workers),
+    ):
         axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted(values.unique()), [f"{value:,}" for value in sorted(values.unique())])
+        axes.set_xticks(
+            sorted(values.unique()), [f"{value:,}" for value in sorted(values.unique())]
+        )
         axes.minorticks_off()
     return drawing
 
@@ -162,11 +247,29 @@ def draw_sweep(axes, rows, along):
     for method, label in LABELS.items():
         chosen, look = sweep(rows, method, along), LOOKS[method]
         found = exponent(rows, method, along)
-        theory.seeds_spread(axes, chosen, along, "error", f"{label}: {show(found, '.3f')}", (look[0], "none", look[2]), MARKER_SIZES[method])
+        theory.seeds_spread(
+            axes,
+            chosen,
+            along,
+            "error",
+            f"{label}: {show(found, '.3f')}",
+            (look[0], "none", look[2]),
+            MARKER_SIZES[method],
+        )
         x = np.sort(chosen[along].unique())
         middle, centre = np.log(chosen.error).mean(), np.log(chosen[along]).mean()
-        axes.plot(x, np.exp(middle + found.mean * (np.log(x) - centre)), color=look[0], linestyle=look[1], linewidth=1.2)
-    guide = 0.6 * sweep(rows, "momentum_sgd", along).groupby(along).error.mean().iloc[0] * (x / x[0]) ** -0.5
+        axes.plot(
+            x,
+            np.exp(middle + found.mean * (np.log(x) - centre)),
+            color=look[0],
+            linestyle=look[1],
+            linewidth=1.2,
+        )
+    guide = (
+        0.6
+        * sweep(rows, "momentum_sgd", along).groupby(along).error.mean().iloc[0]
+        * (x / x[0]) ** -0.5
+    )
     axes.plot(x, guide, color="0.4", linewidth=0.8, label="slope -1/2")
     axes.set(yscale="log", ylabel=r"mean of $\|\nabla f(x_t)\|_V^2$")
     axes.set_ylim(bottom=guide[-1] / 8)  # room for the legend
@@ -179,16 +282,26 @@ def draw_terms(axes, chosen):
     names = (r"$\sigma / \sqrt{nT}$", r"$\varepsilon^{2/3} / T^{2/3}$", r"$1 / T$")
     styles = (("#000000", "-", "o"), ("#CC79A7", "--", "D"), ("#009E73", ":", "^"))
     for name, values, (colour, line, marker) in zip(names, bound_terms(points).T, styles):
-        axes.plot(points.workers, values, color=colour, linestyle=line, marker=marker, markersize=4, label=name)
+        axes.plot(
+            points.workers,
+            values,
+            color=colour,
+            linestyle=line,
+            marker=marker,
+            markersize=4,
+            label=name,
+        )
     axes.plot(points.workers, points.bound, color="0.4", linewidth=3, alpha=0.4, label="their sum")
     axes.set_yscale("log")
     axes.legend(loc=(0.03, 0.1))
 
 
-NOTE = (f"f(x) = sum_j L w^2/2 u_j^2/(1 + u_j^2), u = Qx/w, d = {PROBLEM.dimension}, L = {PROBLEM.L:g}, w = {PROBLEM.width:g}; Gaussian noise, "
-        f"sigma = {PROBLEM.sigma:g}; v from 1 to {PROBLEM.v_max:g}, beta = 0.9; the learning rate is Corollary 1's for each W and T. In the "
-        "legend: the fitted exponent and its 95% interval over the seeds. 1-bit Adam: its second stage, v given. Own rate: Corollary 1's for "
-        "eps = 0, the price of compression left out.")
+NOTE = (
+    f"f(x) = sum_j L w^2/2 u_j^2/(1 + u_j^2), u = Qx/w, d = {PROBLEM.dimension}, L = {PROBLEM.L:g}, w = {PROBLEM.width:g}; Gaussian noise, "
+    f"sigma = {PROBLEM.sigma:g}; v from 1 to {PROBLEM.v_max:g}, beta = 0.9; the learning rate is Corollary 1's for each W and T. In the "
+    "legend: the fitted exponent and its 95% interval over the seeds. 1-bit Adam: its second stage, v given. Own rate: Corollary 1's for "
+    "eps = 0, the price of compression left out."
+)
 
 
 def main():
@@ -196,10 +309,16 @@ def main():
     made.add_argument("--workers", type=measured.positive(int), nargs="+", default=WORKERS)
     made.add_argument("--steps", type=measured.positive(int), nargs="+", default=STEPS)
     made.add_argument("--seeds", type=measured.positive(int), nargs="+", default=SEEDS)
-    options = measured.parse(made, quick={"workers": (1, 4), "steps": (100, 200), "seeds": (1, 2, 3)})
+    options = measured.parse(
+        made, quick={"workers": (1, 4), "steps": (100, 200), "seeds": (1, 2, 3)}
+    )
     if options.measure:
         config = {name: list(getattr(options, name)) for name in ("workers", "steps", "seeds")}
-        config |= {"pilot_steps": PILOT_STEPS, "pilot_seeds": PILOT_SEEDS, "problem": asdict(PROBLEM)}
+        config |= {
+            "pilot_steps": PILOT_STEPS,
+            "pilot_seeds": PILOT_SEEDS,
+            "problem": asdict(PROBLEM),
+        }
         measured.write(options.results, theory.FOLDER, NAME, measure(options), config)
     theory.conclude(NAME, options.results, judge, plot, NOTE)
 

@@ -27,19 +27,33 @@ from onebit.lab.speed_results import SIZES, Bar, M
 NAME = "step_cost"
 RANKS = (2, 4)  # W
 RIVAL = "allreduce_adam"
-LABELS = {"onebit": "1-bit Adam", RIVAL: "all_reduce, fused Adam", "onebit_unchecked": "1-bit Adam, check_finite=False"}
+LABELS = {
+    "onebit": "1-bit Adam",
+    RIVAL: "all_reduce, fused Adam",
+    "onebit_unchecked": "1-bit Adam, check_finite=False",
+}
 
 # Written before any run. Ratios of medians in one run.
 BARS = tuple(
     Bar(contender, "ratio", at_most, {"n": n, "workers": 2, "tensors": 1})
-    for contender, n, at_most in (("onebit", M, 1.2), ("onebit", 16 * M, 0.55), ("onebit", 64 * M, 0.45), ("onebit_unchecked", 16 * M, 0.45))
+    for contender, n, at_most in (
+        ("onebit", M, 1.2),
+        ("onebit", 16 * M, 0.55),
+        ("onebit", 64 * M, 0.45),
+        ("onebit_unchecked", 16 * M, 0.45),
+    )
 )
 
 
 def bert_shapes(layers=12, width=256, words=25_000, positions=512):
     """The tensors of a BERT encoder, 197 of them, 15 million elements."""
     square, vector, wide = (width, width), (width,), (4 * width,)
-    layer = [square, vector] * 4 + [vector, vector] + [(*wide, width), wide, (width, *wide), vector] + [vector, vector]
+    layer = (
+        [square, vector] * 4
+        + [vector, vector]
+        + [(*wide, width), wide, (width, *wide), vector]
+        + [vector, vector]
+    )
     return [(words, width), (positions, width), (2, width), vector, vector] + layer * layers
 
 
@@ -63,7 +77,9 @@ def contenders(shapes, communicator, seed):
     flat, gradients = gradient_of(shapes, seed + communicator.rank)
     ours = {
         "onebit": OneBitAdam(parameters_of(gradients), warmup=1, communicator=communicator),
-        "onebit_unchecked": OneBitAdam(parameters_of(gradients), warmup=1, check_finite=False, communicator=communicator),
+        "onebit_unchecked": OneBitAdam(
+            parameters_of(gradients), warmup=1, check_finite=False, communicator=communicator
+        ),
     }
     for optimizer in ours.values():  # before the rival, which averages the gradients in place
         optimizer.step()
@@ -75,7 +91,9 @@ def contenders(shapes, communicator, seed):
         flat.div_(communicator.size)
         adam.step()
 
-    return {RIVAL: allreduce_adam} | {name: optimizer.step for name, optimizer in ours.items()}, ours
+    return {RIVAL: allreduce_adam} | {
+        name: optimizer.step for name, optimizer in ours.items()
+    }, ours
 
 
 def sent(name, ours, elements, ranks):
@@ -94,10 +112,25 @@ def measure_as_rank(communicator, turn, cases, options, path):
         timings = alternate(made, options.rounds, pace=InStep())
         n = sum(map(prod, shapes))
         for name in made:
-            setting = {"contender": name, "n": n, "tensors": len(shapes), "threads": 1, "workers": communicator.size}
-            rows.append({**setting, "bytes_sent": sent(name, ours, n, communicator.size), **timings.summary(name, RIVAL)})
+            setting = {
+                "contender": name,
+                "n": n,
+                "tensors": len(shapes),
+                "threads": 1,
+                "workers": communicator.size,
+            }
+            rows.append(
+                {
+                    **setting,
+                    "bytes_sent": sent(name, ours, n, communicator.size),
+                    **timings.summary(name, RIVAL),
+                }
+            )
         if communicator.rank == 0:
-            print(f"W = {communicator.size}, {results.size_text(n)}, {len(shapes)} tensors: ratio {rows[-2]['ratio']:.2f}", flush=True)
+            print(
+                f"W = {communicator.size}, {results.size_text(n)}, {len(shapes)} tensors: ratio {rows[-2]['ratio']:.2f}",
+                flush=True,
+            )
         del made, ours
         gc.collect()
     if communicator.rank == 0:
@@ -111,7 +144,9 @@ def measure(options):
     with tempfile.TemporaryDirectory(prefix="onebit-") as folder:
         for ranks in options.ranks:
             path = Path(folder, f"{ranks}.json")
-            Processes(workers=ranks, backend="gloo", start="fork").run(partial(measure_as_rank, cases=cases, options=options, path=path))
+            Processes(workers=ranks, backend="gloo", start="fork").run(
+                partial(measure_as_rank, cases=cases, options=options, path=path)
+            )
             rows += json.loads(path.read_text())
     return rows
 
@@ -128,8 +163,14 @@ def plot(rows):
         draw_panel(ratio, chosen, ("ratio", "ratio_low", "ratio_high"))
         for bar in BARS:
             if bar.where["workers"] == count and bar.row(rows) is not None:
-                results.draw_bar(ratio, bar.where["n"], bar.at_most, list(LABELS).index(bar.contender))
-        ratio.set(title=f"Against all_reduce and fused Adam, W = {count}", ylabel="ratio of times", yscale="log")
+                results.draw_bar(
+                    ratio, bar.where["n"], bar.at_most, list(LABELS).index(bar.contender)
+                )
+        ratio.set(
+            title=f"Against all_reduce and fused Adam, W = {count}",
+            ylabel="ratio of times",
+            yscale="log",
+        )
         results.plain_ticks(ratio, (0.25, 0.5, 1, 2, 4))
     panels[0].legend()
     return drawing
@@ -142,8 +183,17 @@ def draw_panel(axes, rows, columns):
         found = many[many.contender == name]
         colour, _, marker = results.LOOKS[look]
         errors = [found[columns[0]] - found[columns[1]], found[columns[2]] - found[columns[0]]]
-        axes.errorbar(found.n, found[columns[0]], [error.clip(lower=0) for error in errors], color=colour, marker=marker, markersize=8,
-                      markerfacecolor="none", linestyle="", linewidth=1)
+        axes.errorbar(
+            found.n,
+            found[columns[0]],
+            [error.clip(lower=0) for error in errors],
+            color=colour,
+            marker=marker,
+            markersize=8,
+            markerfacecolor="none",
+            linestyle="",
+            linewidth=1,
+        )
     results.size_axis(axes, one.n.unique())
 
 
@@ -153,19 +203,39 @@ def note(root):
     except FileNotFoundError:
         return ""
     many = rows[rows.tensors > 1].iloc[0]
-    return (f"W gloo processes on loopback, one thread each, all starting a step together; the time is that of the slowest. Lines: one fp32 tensor; "
-            f"hollow: {many.tensors} tensors of a BERT, {results.size_text(many.n)} elements in all. A heavy dash with an arrow is a bar, set before "
-            "the runs, that the curve of its colour must be under.")
+    return (
+        f"W gloo processes on loopback, one thread each, all starting a step together; the time is that of the slowest. Lines: one fp32 tensor; "
+        f"hollow: {many.tensors} tensors of a BERT, {results.size_text(many.n)} elements in all. A heavy dash with an arrow is a bar, set before "
+        "the runs, that the curve of its colour must be under."
+    )
 
 
 def main():
     made = results.parser(__doc__, rounds=31)
-    made.add_argument("--sizes", type=measured.positive(int), nargs="+", default=SIZES, help="elements of the one tensor")
-    made.add_argument("--ranks", type=measured.positive(int), nargs="+", default=RANKS, help="W, each W in turn")
-    made.add_argument("--bert", type=measured.positive(int), nargs=2, default=(12, 256), metavar=("LAYERS", "WIDTH"), help="of the many tensors")
+    made.add_argument(
+        "--sizes",
+        type=measured.positive(int),
+        nargs="+",
+        default=SIZES,
+        help="elements of the one tensor",
+    )
+    made.add_argument(
+        "--ranks", type=measured.positive(int), nargs="+", default=RANKS, help="W, each W in turn"
+    )
+    made.add_argument(
+        "--bert",
+        type=measured.positive(int),
+        nargs=2,
+        default=(12, 256),
+        metavar=("LAYERS", "WIDTH"),
+        help="of the many tensors",
+    )
     options = measured.parse(made, quick={"sizes": (2**12,), "bert": (1, 8), "rounds": 1})
     if options.measure:
-        config = {name: list(getattr(options, name)) for name in ("sizes", "ranks", "bert")} | {"rounds": options.rounds, "seed": options.seed}
+        config = {name: list(getattr(options, name)) for name in ("sizes", "ranks", "bert")} | {
+            "rounds": options.rounds,
+            "seed": options.seed,
+        }
         results.write(options.results, NAME, measure(options), config)
     results.conclude(NAME, options.results, plot, BARS, note(options.results))
 

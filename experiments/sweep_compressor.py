@@ -17,7 +17,12 @@ VARIANTS = {
     "onebit_adam_topk": "top 1/64",
 }
 OPTIMIZERS = ("adam", *VARIANTS)
-SMOKE_OPTIMIZERS = ("adam", "onebit_adam", "onebit_adam_4bit", "onebit_adam_topk")  # all take more than a minute
+SMOKE_OPTIMIZERS = (
+    "adam",
+    "onebit_adam",
+    "onebit_adam_4bit",
+    "onebit_adam_topk",
+)  # all take more than a minute
 
 
 def plot(rows: pd.DataFrame) -> Figure:

@@ -32,7 +32,10 @@ def table(rows: dict[str, pd.DataFrame]) -> pd.DataFrame:
     for experiment, (title, number) in MODELS.items():
         config = composed([f"experiment={experiment}", "profile=paper"])
         for name, phase in config.phases.items():
-            printed = {what: paper_number(f"{number}_{phase.length}_{what}") for what in ("steps", "warmup")}
+            printed = {
+                what: paper_number(f"{number}_{phase.length}_{what}")
+                for what in ("steps", "warmup")
+            }
             ours = rows[experiment]
             if experiment == "table_02" and chosen(ours, name).empty:
                 ours = rows["figure_04"]
@@ -60,7 +63,10 @@ def chosen(rows: pd.DataFrame, name: str) -> pd.Series:
         phases = list(config["phases"])
         if name not in phases:
             continue
-        begin, phase = sum(config["phases"][before]["steps"] for before in phases[: phases.index(name)]), config["phases"][name]
+        begin, phase = (
+            sum(config["phases"][before]["steps"] for before in phases[: phases.index(name)]),
+            config["phases"][name],
+        )
         run = run[run.step <= begin + phase["steps"]]
         step = chosen_by_rule(run, begin, max(lr_warmup(phase), round(1 / (1 - config["beta2"]))))
         if step <= phase["steps"]:

@@ -11,7 +11,13 @@ SMOKE = ("squad", "glue_rte")  # of each kind one, since all take minutes
 OPTIMIZERS = ("adam", "onebit_adam")
 TITLES = {"squad": "SQuAD 1.1", "rte": "RTE", "mrpc": "MRPC", "cola": "CoLA", "sst2": "SST-2", "qnli": "QNLI", "qqp": "QQP", "mnli": "MNLI",
           "stsb": "STS-B"}  # fmt: skip
-MORE = {"squad": ("exact_match",), "glue_mrpc": ("f1",), "glue_qqp": ("f1",), "glue_mnli": ("accuracy_mismatched",), "glue_stsb": ("pearson",)}
+MORE = {
+    "squad": ("exact_match",),
+    "glue_mrpc": ("f1",),
+    "glue_qqp": ("f1",),
+    "glue_mnli": ("accuracy_mismatched",),
+    "glue_stsb": ("pearson",),
+}
 # What the papers' columns are called, and how their numbers' ids in results/paper/numbers.csv begin.
 PAPERS = {
     "1-bit Adam paper, Base: Adam": "table_3_base_adam", "Base: 1-bit Adam": "table_3_base_onebit_adam",
@@ -39,9 +45,18 @@ def table(rows: dict[str, pd.DataFrame]) -> pd.DataFrame:
         task = experiment.removeprefix("glue_")
         lost = {optimizer: diverged(rows[experiment], optimizer) for optimizer in OPTIMIZERS}
         for metric in (METRICS[experiment], *MORE.get(experiment, ())):
-            scores = {optimizer: final_score(rows[experiment], optimizer, metric) for optimizer in OPTIMIZERS}
-            printed = {title: papers.get(number(prefix, task, metric)) for title, prefix in PAPERS.items()}
-            lines.append({"task": TITLES[task], "metric": metric.replace("_", " ")} | tables.ours(scores, lost) | printed)
+            scores = {
+                optimizer: final_score(rows[experiment], optimizer, metric)
+                for optimizer in OPTIMIZERS
+            }
+            printed = {
+                title: papers.get(number(prefix, task, metric)) for title, prefix in PAPERS.items()
+            }
+            lines.append(
+                {"task": TITLES[task], "metric": metric.replace("_", " ")}
+                | tables.ours(scores, lost)
+                | printed
+            )
     return pd.DataFrame(lines)
 
 

@@ -23,8 +23,25 @@ from onebit.kernels import torch_ops
 from onebit.layout import BLOCK, Layout
 
 REPETITIONS = 30
-ODD_SHAPES = ((7, 13), (), (129,), (0, 10), (3, 5, 2), (2 * BLOCK + 808,), (64,), (5000, 2), (BLOCK,), (63,), (1,))
-BERT_BASE = ((30522, 768), (512, 768), *[(768, 768), (768, 768), (768, 768), (768, 768), (3072, 768), (768, 3072), *[(768,)] * 10] * 12)
+ODD_SHAPES = (
+    (7, 13),
+    (),
+    (129,),
+    (0, 10),
+    (3, 5, 2),
+    (2 * BLOCK + 808,),
+    (64,),
+    (5000, 2),
+    (BLOCK,),
+    (63,),
+    (1,),
+)
+BERT_BASE = (
+    (30522, 768),
+    (512, 768),
+    *[(768, 768), (768, 768), (768, 768), (768, 768), (3072, 768), (768, 3072), *[(768,)] * 10]
+    * 12,
+)
 SINGLE, DOUBLE, HALF, BFLOAT16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 
@@ -47,7 +64,12 @@ class Case(NamedTuple):
 
 
 CASES = [
-    *[Case(ranks=ranks, dtype=dtype, masked=masked) for ranks in (1, 2, 3) for dtype in (SINGLE, DOUBLE) for masked in (0, 0.1)],
+    *[
+        Case(ranks=ranks, dtype=dtype, masked=masked)
+        for ranks in (1, 2, 3)
+        for dtype in (SINGLE, DOUBLE)
+        for masked in (0, 0.1)
+    ],
     Case(ranks=40, steps=2),
     Case(masked=1),
     Case(shapes=((1 << 24,), (1000, 1001)), types=(SINGLE,), masked=0, steps=2),
@@ -73,8 +95,14 @@ def tensors(case, generator, device, absent=True):
     """A random tensor for each shape, some of them with strides, some at an odd address."""
     made = []
     for i, (shape, dtype) in enumerate(zip(case.shapes, cycle(case.types))):
-        x = torch.randn(math.prod(shape) + 1, generator=generator).to(device, dtype or SINGLE)[i % 2 :][: math.prod(shape)]
-        made.append(x.view(shape[::-1]).permute(*reversed(range(len(shape)))) if i % 3 == 0 else x.view(shape))
+        x = torch.randn(math.prod(shape) + 1, generator=generator).to(device, dtype or SINGLE)[
+            i % 2 :
+        ][: math.prod(shape)]
+        made.append(
+            x.view(shape[::-1]).permute(*reversed(range(len(shape))))
+            if i % 3 == 0
+            else x.view(shape)
+        )
         if dtype is None and absent:
             made[-1] = None
     return made
@@ -83,17 +111,33 @@ def tensors(case, generator, device, absent=True):
 def outcome(case, kernels, device):
     """{what: tensor on the CPU}: all that `kernels` give in these steps on `device`."""
     generator = torch.Generator().manual_seed(1)
-    active = active_elements(Layout(case.shapes, case.ranks), case.masked, generator).to(device) if case.masked else None
-    layout, count, ranks = Layout(case.shapes, case.ranks, device), len(case.shapes), range(case.ranks)
+    active = (
+        active_elements(Layout(case.shapes, case.ranks), case.masked, generator).to(device)
+        if case.masked
+        else None
+    )
+    layout, count, ranks = (
+        Layout(case.shapes, case.ranks, device),
+        len(case.shapes),
+        range(case.ranks),
+    )
     zeros = partial(torch.zeros, dtype=case.dtype, device=device)
     worker = layout.worker_partition(active)
     servers = [layout.server_partition(rank, worker) for rank in ranks]
-    errors = [2 * (zeros(layout.size),) if rank == 0 else (zeros(layout.size), zeros(layout.size)) for rank in ranks]  # rank 0 in place
+    errors = [
+        2 * (zeros(layout.size),) if rank == 0 else (zeros(layout.size), zeros(layout.size))
+        for rank in ranks
+    ]  # rank 0 in place
     scales = [zeros(count + 1) for _ in ranks]
-    chunks, chunk_scales = [zeros(layout.chunk) for _ in ranks], [zeros(len(server.lengths)) for server in servers]
+    chunks, chunk_scales = (
+        [zeros(layout.chunk) for _ in ranks],
+        [zeros(len(server.lengths)) for server in servers],
+    )
     variance = torch.rand(layout.size, generator=generator, dtype=case.dtype).to(device)
     parameters = tensors(case, generator, device, absent=False)
-    weights, betas, decays, steps, epss = ([(0.1, 0.7, 1 / 3, 1.0)[(i + j) % 4] for i in range(count)] for j in range(5))
+    weights, betas, decays, steps, epss = (
+        [(0.1, 0.7, 1 / 3, 1.0)[(i + j) % 4] for i in range(count)] for j in range(5)
+    )
     momentum, found = None, {}
 
     def keep(what, *values):
@@ -112,15 +156,21 @@ def outcome(case, kernels, device):
             payloads.append(payload)
         for rank in ranks:
             received = torch.stack([payload[rank] for payload in payloads])
-            mean, chunk_scales[rank] = kernels.average(servers[rank], received, chunks[rank], chunk_scales[rank], chunks[rank])
+            mean, chunk_scales[rank] = kernels.average(
+                servers[rank], received, chunks[rank], chunk_scales[rank], chunks[rank]
+            )
             keep(f"average, step {step}, rank {rank}", mean, chunk_scales[rank], chunks[rank])
             means.append(mean)
         momentum = torch.cat(means)
         updated = [None if i == 2 else x for i, x in enumerate(parameters)]
         kernels.update(worker, updated, variance, momentum, decays, steps, epss)
         keep(f"update, step {step}", *parameters)
-    gradient, momentum = (torch.randn(layout.size, generator=generator, dtype=case.dtype).to(device) for _ in range(2))
-    kernels.adam(worker, updated, gradient, momentum, variance, betas, decays, steps, decays, epss, weights)
+    gradient, momentum = (
+        torch.randn(layout.size, generator=generator, dtype=case.dtype).to(device) for _ in range(2)
+    )
+    kernels.adam(
+        worker, updated, gradient, momentum, variance, betas, decays, steps, decays, epss, weights
+    )
     keep("adam", *parameters, *(x[layout.real] for x in (momentum, variance)))
     return found
 
@@ -128,7 +178,11 @@ def outcome(case, kernels, device):
 def differences(expected, found):
     """The names under which the two outcomes are not the same bits."""
     assert expected.keys() == found.keys()
-    return [name for name, x in expected.items() if x.dtype != found[name].dtype or not torch.equal(x, found[name])]
+    return [
+        name
+        for name, x in expected.items()
+        if x.dtype != found[name].dtype or not torch.equal(x, found[name])
+    ]
 
 
 def two_streams(case, kernels, device):
@@ -155,11 +209,19 @@ def check_results(kernels, devices, cases=CASES):
         expected = outcome(case, torch_ops, torch.device("cpu"))
         for device in devices:
             wrong = differences(expected, outcome(case, kernels, device))
-            rows.append((described(case), f"WRONG on {device}: {wrong[:4]}" if wrong else "equal", not wrong))
+            rows.append(
+                (
+                    described(case),
+                    f"WRONG on {device}: {wrong[:4]}" if wrong else "equal",
+                    not wrong,
+                )
+            )
     if devices[0].type == "cuda":
         found = two_streams(CASES[-1], kernels, devices[0])
         right = len(found) == 2 and not any(differences(expected, other) for other in found)
-        rows.append(("the same from two threads on two streams", "equal" if right else "WRONG", right))
+        rows.append(
+            ("the same from two threads on two streams", "equal" if right else "WRONG", right)
+        )
     return rows
 
 
@@ -188,20 +250,43 @@ def check_speed(kernels, device, n, ranks=8):
     x, g, v, c = (torch.rand(n, device=device) for _ in range(4))
     scales = torch.ones(2, device=device)
     payload, _ = kernels.compress(worker, torch_ops.Terms([g], [0.1]), c, scales, c)
-    chunk, chunk_scales = torch.zeros(layout.chunk, device=device), torch.ones(len(server.lengths), device=device)
+    chunk, chunk_scales = (
+        torch.zeros(layout.chunk, device=device),
+        torch.ones(len(server.lengths), device=device),
+    )
     terms = torch_ops.Terms([g], [0.1], payload, [0.9])
     calls = [
         ("measure", 4 * n, lambda: kernels.measure(worker, [g])),
         ("compress", 12.25 * n, lambda: kernels.compress(worker, terms, c, scales, c)),
-        ("average", (ranks / 8 + 8.125) * layout.chunk, lambda: kernels.average(server, payload, chunk, chunk_scales, chunk)),
-        ("update", 12.125 * n, lambda: kernels.update(worker, [x], v, payload, [1.0], [1e-3], [1e-8])),
-        ("adam", 28 * n, lambda: kernels.adam(worker, [x], g, c, v, [0.9], [0.999], [1.0], [1e-3], [1e-8], [1.0])),
+        (
+            "average",
+            (ranks / 8 + 8.125) * layout.chunk,
+            lambda: kernels.average(server, payload, chunk, chunk_scales, chunk),
+        ),
+        (
+            "update",
+            12.125 * n,
+            lambda: kernels.update(worker, [x], v, payload, [1.0], [1e-3], [1e-8]),
+        ),
+        (
+            "adam",
+            28 * n,
+            lambda: kernels.adam(
+                worker, [x], g, c, v, [0.9], [0.999], [1.0], [1e-3], [1e-8], [1.0]
+            ),
+        ),
     ]
     rows = []
     for name, count, call in calls:
         source, target = torch.empty(2, int(count // 2), dtype=torch.uint8, device=device)
         own, copy = seconds(call, partial(target.copy_, source))
-        rows.append((f"{name}, {n >> 20}M elements", f"{count / own / 1e9:7.0f} GB/s, {copy / own:4.0%} of copy's {count / copy / 1e9:.0f}", True))
+        rows.append(
+            (
+                f"{name}, {n >> 20}M elements",
+                f"{count / own / 1e9:7.0f} GB/s, {copy / own:4.0%} of copy's {count / copy / 1e9:.0f}",
+                True,
+            )
+        )
     return rows
 
 
@@ -212,7 +297,10 @@ def step_seconds(communicator, device, all_reduce):
     """(1-bit Adam's compressed step, all_reduce + Adam(fused=True), the first one's parameters)."""
     from onebit import OneBitAdam
 
-    models = [[torch.nn.Parameter(torch.full(shape, 0.1, device=device)) for shape in BERT_BASE] for _ in range(2)]
+    models = [
+        [torch.nn.Parameter(torch.full(shape, 0.1, device=device)) for shape in BERT_BASE]
+        for _ in range(2)
+    ]
     generator = torch.Generator(device).manual_seed(communicator.rank)
     flat = torch.randn(sum(map(math.prod, BERT_BASE)), generator=generator, device=device)
     for model in models:
@@ -228,13 +316,18 @@ def step_seconds(communicator, device, all_reduce):
         all_reduce(flat)
         adam.step()
 
-    return *seconds(compressed.step, exact_step), torch.cat([x.detach().flatten() for x in models[0]])
+    return *seconds(compressed.step, exact_step), torch.cat(
+        [x.detach().flatten() for x in models[0]]
+    )
 
 
 def step_row(ranks, own, adam):
     n = sum(map(math.prod, BERT_BASE))
     what = "all_reduce + Adam(fused=True)" if ranks > 1 else "Adam(fused=True)"
-    return f"whole step, {n >> 20}M elements, {ranks} GPU{'s' * (ranks > 1)}", f"{own * 1e3:.2f} ms; {what}: {adam * 1e3:.2f} ms"
+    return (
+        f"whole step, {n >> 20}M elements, {ranks} GPU{'s' * (ranks > 1)}",
+        f"{own * 1e3:.2f} ms; {what}: {adam * 1e3:.2f} ms",
+    )
 
 
 def one_of_several(rank, ranks, address, answers):
@@ -243,7 +336,9 @@ def one_of_several(rank, ranks, address, answers):
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", init_method=address, rank=rank, world_size=ranks, device_id=device)
+    dist.init_process_group(
+        "nccl", init_method=address, rank=rank, world_size=ranks, device_id=device
+    )
     own, adam, x = step_seconds(TorchDistributed(), device, dist.all_reduce)
     first = x.clone()
     dist.broadcast(first, 0)
@@ -266,15 +361,19 @@ def check_step(device):
         torch.multiprocessing.spawn(one_of_several, (ranks, address, answers), ranks)
         own, adam, right = answers.get()
         name, times = step_row(ranks, own, adam)
-        rows.append((name, times if right else f"WRONG: the ranks' parameters differ; {times}", right))
+        rows.append(
+            (name, times if right else f"WRONG: the ranks' parameters differ; {times}", right)
+        )
     return rows
 
 
 def missing():
     """What this machine lacks, with the remedy; None if nothing."""
     if not torch.cuda.is_available():
-        return ("no NVIDIA GPU that PyTorch can use (torch.cuda.is_available() is False). Look at nvidia-smi for the driver; "
-                f"this PyTorch is {torch.__version__}, built for CUDA {torch.version.cuda}")
+        return (
+            "no NVIDIA GPU that PyTorch can use (torch.cuda.is_available() is False). Look at nvidia-smi for the driver; "
+            f"this PyTorch is {torch.__version__}, built for CUDA {torch.version.cuda}"
+        )
     try:
         import_module("cupy")
     except ImportError as error:
@@ -297,7 +396,9 @@ def main():
         rows += check_speed(kernels, devices[0], n)
     print("timing whole steps", flush=True)
     rows += check_step(devices[0])
-    print(f"\n{torch.cuda.get_device_name(0)} x {len(devices)}, PyTorch {torch.__version__}, {time.monotonic() - begin:.0f} s\n")
+    print(
+        f"\n{torch.cuda.get_device_name(0)} x {len(devices)}, PyTorch {torch.__version__}, {time.monotonic() - begin:.0f} s\n"
+    )
     width = max(len(name) for name, _, _ in rows)
     for name, result, _ in rows:
         print(f"{name:{width}}  {result}")

@@ -1,7 +1,7 @@
 """`onebit.kernels.cuda` on the CPU: its CUDA source compiled by g++ with cuda_shim.h, its launches sent there. No GPU, no CuPy.
 
-    kernels = cuda_on_cpu.kernels(folder)       # the module, with the compiled libraries in `folder`
-    kernels.compress(partition, ...)            # with tensors on the CPU
+kernels = cuda_on_cpu.kernels(folder)       # the module, with the compiled libraries in `folder`
+kernels.compress(partition, ...)            # with tensors on the CPU
 """
 
 import ctypes
@@ -46,12 +46,21 @@ def kernels(folder, change=lambda source: source, more="", types=(torch.float32,
 
 def build(folder, source, defines, types):
     """{T: the library of the source for T}; they compile at once."""
-    names = re.findall(r'extern "C" __global__ void(?: __launch_bounds__\(.*?\))?\s+(\w+)\(', source)
+    names = re.findall(
+        r'extern "C" __global__ void(?: __launch_bounds__\(.*?\))?\s+(\w+)\(', source
+    )
     (folder / "kernels.cu").write_text(source)
-    (folder / "library.cpp").write_text(f'#include "{SHIM}"\n#include "{folder}/kernels.cu"\n' + "".join(
-        f'extern "C" void launch_{name}(unsigned grid, unsigned block, const long long* args) {{ shim::launch(grid, block, {name}, args); }}\n'
-        for name in names))
-    commands = {T: [COMPILER, *FLAGS, *defines(T), "-o", folder / f"{T}.so", folder / "library.cpp"] for T in types}
+    (folder / "library.cpp").write_text(
+        f'#include "{SHIM}"\n#include "{folder}/kernels.cu"\n'
+        + "".join(
+            f'extern "C" void launch_{name}(unsigned grid, unsigned block, const long long* args) {{ shim::launch(grid, block, {name}, args); }}\n'
+            for name in names
+        )
+    )
+    commands = {
+        T: [COMPILER, *FLAGS, *defines(T), "-o", folder / f"{T}.so", folder / "library.cpp"]
+        for T in types
+    }
     running = [subprocess.Popen(command) for command in commands.values()]
     assert not any([process.wait() for process in running])
     return {T: ctypes.CDLL(str(folder / f"{T}.so")) for T in types}
@@ -66,7 +75,9 @@ class CpuLauncher:
 
     def launch(self, name, dtype, device, grid, block, args):
         with self.lock:
-            getattr(self.libraries[dtype], f"launch_{name}")(grid, block, (ctypes.c_longlong * len(args))(*args))
+            getattr(self.libraries[dtype], f"launch_{name}")(
+                grid, block, (ctypes.c_longlong * len(args))(*args)
+            )
 
 
 class Nvrtc:
@@ -76,7 +87,9 @@ class Nvrtc:
         pass
 
     def __init__(self):
-        self.api = pytest.importorskip("cuda.bindings.nvrtc", reason="no cuda.bindings, which brings NVIDIA's compiler")
+        self.api = pytest.importorskip(
+            "cuda.bindings.nvrtc", reason="no cuda.bindings, which brings NVIDIA's compiler"
+        )
         try:
             self.getVersion()
         except RuntimeError as error:
@@ -100,7 +113,9 @@ class Nvrtc:
         return tuple(self.call("GetSupportedArchs")[0])
 
     def createProgram(self, source, name, headers, include_names):
-        return self.call("CreateProgram", source.encode(), name.encode(), len(headers), headers, include_names)[0]
+        return self.call(
+            "CreateProgram", source.encode(), name.encode(), len(headers), headers, include_names
+        )[0]
 
     def compileProgram(self, program, options):
         self.call("CompileProgram", program, len(options), [option.encode() for option in options])

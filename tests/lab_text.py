@@ -13,7 +13,10 @@ def _sentence():
     return " ".join(_random.choices(_WORDS, k=_random.randint(2, 12))) + "."
 
 
-DOCUMENTS = ["\n\n".join(" ".join(_sentence() for _ in range(_random.randint(1, 3))) for _ in range(5)) for _ in range(20)]
+DOCUMENTS = [
+    "\n\n".join(" ".join(_sentence() for _ in range(_random.randint(1, 3))) for _ in range(5))
+    for _ in range(20)
+]
 TEXT = "\n\n".join(DOCUMENTS)
 
 

@@ -40,7 +40,10 @@ def run_gloo(size, fn, *args, timeout=60, collective_timeout=COLLECTIVE_TIMEOUT)
     context.set_forkserver_preload(["torch", "torch.distributed"])
     with tempfile.TemporaryDirectory() as folder:
         arguments = (size, fn, args, folder, collective_timeout)
-        processes = [context.Process(target=_gloo_rank, args=(rank, *arguments), daemon=True) for rank in range(size)]
+        processes = [
+            context.Process(target=_gloo_rank, args=(rank, *arguments), daemon=True)
+            for rank in range(size)
+        ]
         for process in processes:
             process.start()
         late = _join_until_error(processes, timeout)
@@ -66,12 +69,27 @@ def run_mpirun(size, command, timeout=60, env=None):
 
     Skips the test without mpi4py or mpirun.
     """
-    mpirun = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    mpirun = shutil.which(
+        "mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
     if mpirun is None or importlib.util.find_spec("mpi4py") is None:
         pytest.skip("no mpi4py or no mpirun: pip install -e '.[mpi]'")
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    command = [mpirun, *as_root, "--oversubscribe", "-n", str(size), sys.executable, *map(str, command)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **(env or {})}
+    command = [
+        mpirun,
+        *as_root,
+        "--oversubscribe",
+        "-n",
+        str(size),
+        sys.executable,
+        *map(str, command),
+    ]
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+        **(env or {}),
+    }
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
         try:
@@ -95,8 +113,14 @@ def _join_until_error(processes, timeout):
     """Wait until all have ended, one has failed, or the time is over: the ranks that still run then."""
     deadline = time.monotonic() + timeout
     running = dict(enumerate(processes))
-    while running and time.monotonic() < deadline and not any(process.exitcode for process in processes):
-        connection.wait([process.sentinel for process in running.values()], deadline - time.monotonic())
+    while (
+        running
+        and time.monotonic() < deadline
+        and not any(process.exitcode for process in processes)
+    ):
+        connection.wait(
+            [process.sentinel for process in running.values()], deadline - time.monotonic()
+        )
         running = {rank: process for rank, process in running.items() if process.is_alive()}
     return list(running)
 
@@ -145,12 +169,17 @@ def _write_outcome(folder, rank, call):
 
 
 def _results(folder, size, late, timeout, output=""):
-    outcomes = [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.outcome"), key=lambda p: int(p.stem))]
+    outcomes = [
+        pickle.loads(path.read_bytes())
+        for path in sorted(folder.glob("*.outcome"), key=lambda p: int(p.stem))
+    ]
     errors = [(when, error) for when, _, error in outcomes if error is not None]
     if errors:
         raise min(errors, key=lambda entry: entry[0])[1]
     if late:
-        raise TimeoutError(f"ranks {list(late)} of {size} had not finished after {timeout} s\n{output}")
+        raise TimeoutError(
+            f"ranks {list(late)} of {size} had not finished after {timeout} s\n{output}"
+        )
     if len(outcomes) < size:
         raise RuntimeError(f"only {len(outcomes)} of {size} ranks ended in order\n{output}")
     return [result for _, result, _ in outcomes]

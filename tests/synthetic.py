@@ -17,26 +17,54 @@ STEPS, WARMUP, WINDOW = 200, 40, 10
 def rows(optimizer, seed, loss, ratio=1.0, compressed_share=1 / 32, steps=STEPS):
     """One run: the loss falls to `loss` and stays there; ||v||_1 changes by `ratio` in every window of 10 steps."""
     step = np.arange(1, steps + 1)
-    bits = {"onebit_adam": np.where(step > WARMUP, compressed_share, 1), "naive_onebit_adam": np.full(steps, compressed_share)}
+    bits = {
+        "onebit_adam": np.where(step > WARMUP, compressed_share, 1),
+        "naive_onebit_adam": np.full(steps, compressed_share),
+    }
     variance = ratio ** (step / WINDOW)
-    return pd.DataFrame({
-        "experiment": "figure_04", "profile": "laptop", "optimizer": optimizer, "seed": seed, "commit": "0123456",
-        "step": step, "samples": 32 * step, "seconds": 0.1 * step,
-        "loss": loss + np.where(step > 0.8 * steps, 0, 4 * (1 - step / (0.8 * steps))), "lr": 1e-3,
-        "phase": np.where((optimizer in ("onebit_adam", "onebit_adam_32bit")) & (step >= WARMUP), "compressed", "warmup"),
-        "variance_l1": variance, "variance_l2": 1e-3 * variance, "variance_ratio": np.where(step > WINDOW, ratio, np.nan),
-        "bytes_sent": np.cumsum(3.2e6 * bits.get(optimizer, np.ones(steps))).astype(int),
-        "bytes_received": 0, "calls": step,
-    })
+    return pd.DataFrame(
+        {
+            "experiment": "figure_04",
+            "profile": "laptop",
+            "optimizer": optimizer,
+            "seed": seed,
+            "commit": "0123456",
+            "step": step,
+            "samples": 32 * step,
+            "seconds": 0.1 * step,
+            "loss": loss + np.where(step > 0.8 * steps, 0, 4 * (1 - step / (0.8 * steps))),
+            "lr": 1e-3,
+            "phase": np.where(
+                (optimizer in ("onebit_adam", "onebit_adam_32bit")) & (step >= WARMUP),
+                "compressed",
+                "warmup",
+            ),
+            "variance_l1": variance,
+            "variance_l2": 1e-3 * variance,
+            "variance_ratio": np.where(step > WINDOW, ratio, np.nan),
+            "bytes_sent": np.cumsum(3.2e6 * bits.get(optimizer, np.ones(steps))).astype(int),
+            "bytes_received": 0,
+            "calls": step,
+        }
+    )
 
 
 def evaluation(optimizer, seed, accuracy, steps=STEPS):
     """evaluation.csv of a run of figure_06: after every 20 steps; from 0.8 of the run on the accuracy is `accuracy`."""
     step = np.arange(20, steps + 1, 20)
-    return pd.DataFrame({
-        "experiment": "figure_06", "profile": "laptop", "optimizer": optimizer, "seed": seed, "commit": "0123456", "step": step,
-        "samples": 32 * step, "metric": "test_accuracy", "value": np.where(step > 0.8 * steps, accuracy, 10 + step / steps),
-    })
+    return pd.DataFrame(
+        {
+            "experiment": "figure_06",
+            "profile": "laptop",
+            "optimizer": optimizer,
+            "seed": seed,
+            "commit": "0123456",
+            "step": step,
+            "samples": 32 * step,
+            "metric": "test_accuracy",
+            "value": np.where(step > 0.8 * steps, accuracy, 10 + step / steps),
+        }
+    )
 
 
 @cache
@@ -48,29 +76,71 @@ def config(optimizer, experiment="figure_04"):
 
 def record(optimizer, seed, status="finished", experiment="figure_04", **changes):
     """run.json of such a run."""
-    data = {"data": {"train": {"images": 5000}, "test": {"images": 10000}}, "summary": "a small ResNet"} if experiment == "figure_06" else {}
+    data = (
+        {
+            "data": {"train": {"images": 5000}, "test": {"images": 10000}},
+            "summary": "a small ResNet",
+        }
+        if experiment == "figure_06"
+        else {}
+    )
     if experiment == "zero_one_adam_gpt2":
         data = {"summary": "a small GPT-2", "evaluated": "Validation: on 9 blocks."}
-    return {"experiment": experiment, "profile": "laptop", "optimizer": optimizer, "seed": seed, "commit": "0123456",
-            "config": config(optimizer, experiment) | {"seed": seed}, "workers": 4, "environment": {}, **data,
-            "warmup_steps": WARMUP, "total_steps": STEPS, "status": status, "final": {}, **changes}
+    return {
+        "experiment": experiment,
+        "profile": "laptop",
+        "optimizer": optimizer,
+        "seed": seed,
+        "commit": "0123456",
+        "config": config(optimizer, experiment) | {"seed": seed},
+        "workers": 4,
+        "environment": {},
+        **data,
+        "warmup_steps": WARMUP,
+        "total_steps": STEPS,
+        "status": status,
+        "final": {},
+        **changes,
+    }
 
 
-def write(root, optimizer, seed, loss, status="finished", changes=None, experiment="figure_04", accuracy=None, **options):
+def write(
+    root,
+    optimizer,
+    seed,
+    loss,
+    status="finished",
+    changes=None,
+    experiment="figure_04",
+    accuracy=None,
+    **options,
+):
     """Write one run under root/runs; with evaluations if an accuracy is given."""
     folder = Path(root) / "runs" / experiment / "laptop" / optimizer / f"seed-{seed}"
     folder.mkdir(parents=True)
     curve = rows(optimizer, seed, loss, **options).assign(experiment=experiment)
     curve.to_csv(folder / "curve.csv", index=False)
     if accuracy is not None:
-        evaluation(optimizer, seed, accuracy, options.get("steps", STEPS)).to_csv(folder / "evaluation.csv", index=False)
+        evaluation(optimizer, seed, accuracy, options.get("steps", STEPS)).to_csv(
+            folder / "evaluation.csv", index=False
+        )
     final = {"step": int(curve.step.iloc[-1])}
-    (folder / "run.json").write_text(json.dumps(record(optimizer, seed, status, experiment, **{"final": final, **(changes or {})})))
+    (folder / "run.json").write_text(
+        json.dumps(
+            record(optimizer, seed, status, experiment, **{"final": final, **(changes or {})})
+        )
+    )
 
 
 def write_all(root, seeds=(1, 2, 3), **losses):
     """One run of every optimizer for every seed; seed s multiplies every loss by s, which pairing takes out."""
-    final = {"adam": 4.0, "onebit_adam": 4.0, "onebit_adam_32bit": 4.0, "naive_onebit_adam": 5.2, **losses}
+    final = {
+        "adam": 4.0,
+        "onebit_adam": 4.0,
+        "onebit_adam_32bit": 4.0,
+        "naive_onebit_adam": 5.2,
+        **losses,
+    }
     for optimizer, loss in final.items():
         for seed in seeds:
             write(root, optimizer, seed, loss * seed)
@@ -88,7 +158,14 @@ def write_images(root, seeds=(1, 2, 3), **errors):
     """The same of figure_06: Adam ends with an error of 40 % and a little more at each seed, which pairing takes out."""
     for optimizer, times in {**ERRORS, **errors}.items():
         for seed in seeds:
-            write(root, optimizer, seed, 1.0, experiment="figure_06", accuracy=100 - times * (40 + seed / 10))
+            write(
+                root,
+                optimizer,
+                seed,
+                1.0,
+                experiment="figure_06",
+                accuracy=100 - times * (40 + seed / 10),
+            )
 
 
 # What both optimizers end with in made-up runs of figure_08.
@@ -98,11 +175,21 @@ FACES = {"loss_discriminator": 0.8, "loss_generator": 2.4, "sliced_wasserstein":
 def write_faces(root, seeds=(1, 2, 3), **times):
     """The same of figure_08: seed s adds a little to what both end with; times: factors of 1-bit Adam's, by metric."""
     told = {"summary": "a small DCGAN", "evaluated": "Distance: made up."}
-    for optimizer, seed in ((optimizer, seed) for optimizer in ("adam", "onebit_adam") for seed in seeds):
+    for optimizer, seed in (
+        (optimizer, seed) for optimizer in ("adam", "onebit_adam") for seed in seeds
+    ):
         write(root, optimizer, seed, 3.2, experiment="figure_08", changes=told)
         folder = Path(root) / "runs/figure_08/laptop" / optimizer / f"seed-{seed}"
-        ends = {metric: end * (1 + seed / 10) * (times.get(metric, 1) if optimizer == "onebit_adam" else 1) for metric, end in FACES.items()}
-        rows = [evaluation(optimizer, seed, end).assign(experiment="figure_08", metric=metric) for metric, end in ends.items()]
+        ends = {
+            metric: end
+            * (1 + seed / 10)
+            * (times.get(metric, 1) if optimizer == "onebit_adam" else 1)
+            for metric, end in FACES.items()
+        }
+        rows = [
+            evaluation(optimizer, seed, end).assign(experiment="figure_08", metric=metric)
+            for metric, end in ends.items()
+        ]
         pd.concat(rows).to_csv(folder / "evaluation.csv", index=False)
         plt.imsave(folder / "samples.png", np.full((16, 16, 3), seed / 10))
 
@@ -119,34 +206,68 @@ TENSORS = ("embeddings.weight", "layer.dense.weight", "layer.dense.bias", "key.b
 def watched(optimizer, experiment, seed):
     """tensors.csv: c at levels a factor of 10 apart; variances fall by 4, 3 and 2 after T_w, and r follows; the change of v is least at T_w, 1/20."""
     step = np.arange(5, STEPS + 1, 5)
-    identity = {"profile": "laptop", "optimizer": optimizer, "seed": seed, "commit": "0123456", "samples": 32 * step, "step": step}
+    identity = {
+        "profile": "laptop",
+        "optimizer": optimizer,
+        "seed": seed,
+        "commit": "0123456",
+        "samples": 32 * step,
+        "step": step,
+    }
     empty = {"coefficient": np.nan, "ratio": np.nan, "variance": np.nan, "variance_change": np.nan}
     if experiment == "zero_one_adam":
         change = np.select([step < WARMUP - 5, step <= WARMUP], [1.0, 0.05], 0.5)
-        return pd.DataFrame({"experiment": experiment, **identity, **empty, "tensor": "all", "variance_change": change})
+        return pd.DataFrame(
+            {
+                "experiment": experiment,
+                **identity,
+                **empty,
+                "tensor": "all",
+                "variance_change": change,
+            }
+        )
     parts = []
     for number, tensor in enumerate(TENSORS):
         fall = np.where(step > WARMUP, 4.0 - number, 1.0)
         ratio = fall if optimizer == "onebit_lamb" else np.nan
-        parts.append(pd.DataFrame({"experiment": experiment, **identity, **empty, "tensor": tensor, "coefficient": 0.3 / 10**number, "ratio": ratio,
-                                   "variance": 1 / fall}))
+        parts.append(
+            pd.DataFrame(
+                {
+                    "experiment": experiment,
+                    **identity,
+                    **empty,
+                    "tensor": tensor,
+                    "coefficient": 0.3 / 10**number,
+                    "ratio": ratio,
+                    "variance": 1 / fall,
+                }
+            )
+        )
     return pd.concat(parts)
 
 
 def write_language_models(root, seeds=(1, 2, 3), **losses):
     """Runs of the experiments of 0/1 Adam and 1-bit LAMB that say what the papers say; `losses` as multiples, by optimizer."""
     for experiment, multiples in LOSSES.items():
-        for optimizer, times in (multiples | {name: times for name, times in losses.items() if name in multiples}).items():
+        for optimizer, times in (
+            multiples | {name: times for name, times in losses.items() if name in multiples}
+        ).items():
             for seed in seeds:
                 write(root, optimizer, seed, 4.0 * seed * times, experiment=experiment)
                 folder = Path(root) / "runs" / experiment / "laptop" / optimizer / f"seed-{seed}"
                 curve = pd.read_csv(folder / "curve.csv")
-                share = {"zero_one_adam": 0.02, "onebit_adam": WARMUP / STEPS, "onebit_lamb": WARMUP / STEPS + (1 - WARMUP / STEPS) / 32}
+                share = {
+                    "zero_one_adam": 0.02,
+                    "onebit_adam": WARMUP / STEPS,
+                    "onebit_lamb": WARMUP / STEPS + (1 - WARMUP / STEPS) / 32,
+                }
                 curve["bytes_sent"] = (3.2e6 * curve.step * share.get(optimizer, 1)).astype(int)
                 curve["calls"] = curve.step if optimizer != "zero_one_adam" else curve.step // 2
                 curve.to_csv(folder / "curve.csv", index=False)
                 if experiment == "zero_one_adam_gpt2":
-                    validation_losses(seed, times, curve).to_csv(folder / "evaluation.csv", index=False)
+                    validation_losses(seed, times, curve).to_csv(
+                        folder / "evaluation.csv", index=False
+                    )
                 else:
                     watched(optimizer, experiment, seed).to_csv(folder / "tensors.csv", index=False)
 

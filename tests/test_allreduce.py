@@ -31,7 +31,11 @@ def rounds(communicator, shapes, count, dtype=torch.float64, compressor=Sign, ac
     generator = torch.Generator().manual_seed(communicator.rank)
     total_in, total_out = (torch.zeros(layout.size, dtype=dtype) for _ in range(2))
     for _ in range(count):
-        z = flatten(layout, [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes], dtype)
+        z = flatten(
+            layout,
+            [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes],
+            dtype,
+        )
         output = compressed.allreduce(z)
         total_in += torch.where(compressed.partition.active, z, 0)
         total_out += output
@@ -42,7 +46,9 @@ def rounds(communicator, shapes, count, dtype=torch.float64, compressor=Sign, ac
 @pytest.mark.parametrize("compressor", [Sign, Identity])
 def test_telescoping(size, compressor):
     """sum of outputs = sum of mean inputs + errors at the start (0) - errors at the end, in float64."""
-    results = onebit.comm.run_threads(size, lambda c: rounds(c, ODD_SHAPES, 60, compressor=compressor))
+    results = onebit.comm.run_threads(
+        size, lambda c: rounds(c, ODD_SHAPES, 60, compressor=compressor)
+    )
     inputs = sum(r[0] for r in results) / size
     errors = sum(r[2] for r in results) / size + torch.cat([r[3] for r in results])
     for result in results:
@@ -55,7 +61,9 @@ def test_telescoping(size, compressor):
 def test_telescoping_in_float32(size):
     results = onebit.comm.run_threads(size, lambda c: rounds(c, ODD_SHAPES, 200, torch.float32))
     inputs = sum(r[0].double() for r in results) / size
-    errors = sum(r[2].double() for r in results) / size + torch.cat([r[3] for r in results]).double()
+    errors = (
+        sum(r[2].double() for r in results) / size + torch.cat([r[3] for r in results]).double()
+    )
     relative = (results[0][1] - (inputs - errors)).norm() / inputs.norm()
     assert relative < 1e-5
 
@@ -65,7 +73,8 @@ def test_padding_and_masked_elements_hold_no_value_and_no_error(size):
     layout = Layout(ODD_SHAPES, size)
     active = layout.real & (torch.arange(layout.size) % 3 > 0)
     for total_in, total_out, worker_error, server_error, _ in onebit.comm.run_threads(
-            size, lambda c: rounds(c, ODD_SHAPES, 5, torch.float32, active=active)):
+        size, lambda c: rounds(c, ODD_SHAPES, 5, torch.float32, active=active)
+    ):
         assert not total_out[~active].any() and not worker_error[~active].any()
         assert total_in[active].all()
     assert int(layout.real.sum()) == sum(layout.numels)
@@ -75,9 +84,12 @@ def test_padding_and_masked_elements_hold_no_value_and_no_error(size):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_lone_element_comes_out_whole(value, size):
     """The scale counts real elements only: one element padded to 64 is not shrunk by its padding."""
+
     def once(communicator):
         layout, compressed = make(communicator, [(1,)], torch.float32)
-        return compressed.allreduce(flatten(layout, [torch.tensor([value])], torch.float32))[0].item()
+        return compressed.allreduce(flatten(layout, [torch.tensor([value])], torch.float32))[
+            0
+        ].item()
 
     assert onebit.comm.run_threads(size, once) == [pytest.approx(value, rel=1e-6)] * size
 
@@ -93,8 +105,12 @@ def test_small_and_large_tensors_do_not_share_a_scale():
         return torch.cat([v.flatten() for v in layout.views(total)])
 
     apart = onebit.comm.run_threads(2, lambda c: mean_output(c, [(100,), (100,)], values))[0]
-    together = onebit.comm.run_threads(2, lambda c: mean_output(c, [(200,)], [torch.cat(values)]))[0]
-    error = lambda out, i: ((out[100 * i : 100 * i + 100] - values[i]).norm() / values[i].norm()).item()  # noqa: E731
+    together = onebit.comm.run_threads(2, lambda c: mean_output(c, [(200,)], [torch.cat(values)]))[
+        0
+    ]
+    error = lambda out, i: (
+        (out[100 * i : 100 * i + 100] - values[i]).norm() / values[i].norm()
+    ).item()  # noqa: E731
     assert error(apart, 0) < 0.1 and error(apart, 1) < 0.1
     assert error(together, 0) > 10
 
@@ -111,11 +127,18 @@ def test_bytes_at_the_wire_equal_the_promise(size, dtype):
         return layout, communicator.bytes_sent, communicator.bytes_received, communicator.calls
 
     for layout, sent, received, calls in onebit.comm.run_threads(size, count):
-        edges = sorted({*layout.starts, layout.used, layout.size, *range(0, layout.size, layout.chunk)})
-        pieces = max(sum(layout.chunk * j <= e < layout.chunk * (j + 1) for e in edges) for j in range(size))
+        edges = sorted(
+            {*layout.starts, layout.used, layout.size, *range(0, layout.size, layout.chunk)}
+        )
+        pieces = max(
+            sum(layout.chunk * j <= e < layout.chunk * (j + 1) for e in edges) for j in range(size)
+        )
         assert sent == received == 2 * (size - 1) * (layout.chunk // 8 + pieces * dtype.itemsize)
         assert calls == 2
-        assert layout.chunk % ALIGNMENT == 0 and layout.size - layout.used < size * ALIGNMENT + ALIGNMENT
+        assert (
+            layout.chunk % ALIGNMENT == 0
+            and layout.size - layout.used < size * ALIGNMENT + ALIGNMENT
+        )
 
 
 def test_scales_are_root_mean_squares_of_real_elements():
@@ -124,12 +147,19 @@ def test_scales_are_root_mean_squares_of_real_elements():
     out = compressed.allreduce(flatten(layout, [torch.tensor([3.0, -4.0])], torch.float64))
     scale = 5 / 2**0.5
     torch.testing.assert_close(out[:2], torch.tensor([scale, -scale], dtype=torch.float64))
-    torch.testing.assert_close(compressed.worker_error[:2], torch.tensor([3 - scale, scale - 4], dtype=torch.float64))
+    torch.testing.assert_close(
+        compressed.worker_error[:2], torch.tensor([3 - scale, scale - 4], dtype=torch.float64)
+    )
     assert compressed.server_error.abs().max() < 1e-15
 
 
 def test_all_zero_input_is_averaged_to_zero_without_error():
-    for r in onebit.comm.run_threads(3, lambda c: make(c, ODD_SHAPES)[1].allreduce(torch.zeros(Layout(ODD_SHAPES, 3).size, dtype=torch.float64))):
+    for r in onebit.comm.run_threads(
+        3,
+        lambda c: make(c, ODD_SHAPES)[1].allreduce(
+            torch.zeros(Layout(ODD_SHAPES, 3).size, dtype=torch.float64)
+        ),
+    ):
         assert not r.any()
 
 
@@ -152,7 +182,9 @@ def test_exact_allreduce_is_the_mean_in_the_wire_dtype(wire_dtype):
     values = [torch.linspace(-1, 1, 37) * (rank + 1) for rank in range(3)]
     sent = [v.to(wire_dtype or v.dtype).float() for v in values]
     expected = ((sent[0] + sent[1] + sent[2]) / 3).to(wire_dtype or torch.float32).float()
-    for result in onebit.comm.run_threads(3, lambda c: ExactAllreduce(c, wire_dtype).allreduce(values[c.rank])):
+    for result in onebit.comm.run_threads(
+        3, lambda c: ExactAllreduce(c, wire_dtype).allreduce(values[c.rank])
+    ):
         assert torch.equal(result, expected)
 
 
@@ -177,11 +209,17 @@ def test_sums_do_not_depend_on_the_number_of_threads():
         sums = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            sums.append(torch_ops.group_sums(partition, torch_ops.block_sums(partition, x, square=False)))
+            sums.append(
+                torch_ops.group_sums(partition, torch_ops.block_sums(partition, x, square=False))
+            )
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*sums) and sums[0][1] == 0
     parts = x.double().split(layout.lengths.tolist())
-    torch.testing.assert_close(sums[0], torch.stack([part.sum() for part in parts]), rtol=1e-12, atol=1e-10)
+    torch.testing.assert_close(
+        sums[0], torch.stack([part.sum() for part in parts]), rtol=1e-12, atol=1e-10
+    )
     squares = torch_ops.group_sums(partition, torch_ops.block_sums(partition, x))
-    torch.testing.assert_close(squares, torch.stack([part.square().sum() for part in parts]), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        squares, torch.stack([part.square().sum() for part in parts]), rtol=1e-12, atol=0
+    )

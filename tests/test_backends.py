@@ -11,12 +11,28 @@ import onebit
 SHAPES = ((70,), (9, 15), (0, 4), (), (257, 3))
 BETAS, MOMENTUM = {"betas": (0.9, 0.7)}, {"momentum": 0.9, "weight_decay": 0.01}
 KINDS = [
-    (onebit.OneBitAdam, BETAS | {"warmup": 6}), (onebit.NaiveOneBitAdam, BETAS), (onebit.DistributedAdam, BETAS),
-    (onebit.ZeroOneAdam, BETAS | {"variance_freeze_step": 5, "variance_update_scaler": 2, "local_step_scaler": 4, "local_step_clipper": 2}),
-    (onebit.Lamb, BETAS), (onebit.OneBitLamb, BETAS | {"warmup": 6, "scale": "fused", "coefficient_beta": 0.8}),
-    (onebit.QuantizedVarianceAdam, BETAS), (onebit.LazyVarianceAdam, BETAS | {"tau": 4}),
+    (onebit.OneBitAdam, BETAS | {"warmup": 6}),
+    (onebit.NaiveOneBitAdam, BETAS),
+    (onebit.DistributedAdam, BETAS),
+    (
+        onebit.ZeroOneAdam,
+        BETAS
+        | {
+            "variance_freeze_step": 5,
+            "variance_update_scaler": 2,
+            "local_step_scaler": 4,
+            "local_step_clipper": 2,
+        },
+    ),
+    (onebit.Lamb, BETAS),
+    (onebit.OneBitLamb, BETAS | {"warmup": 6, "scale": "fused", "coefficient_beta": 0.8}),
+    (onebit.QuantizedVarianceAdam, BETAS),
+    (onebit.LazyVarianceAdam, BETAS | {"tau": 4}),
     (onebit.OneBitAdam, BETAS | {"warmup": 6, "compressor": onebit.compression.TopK}),
-    (onebit.DistributedSGD, MOMENTUM), (onebit.DoubleSqueeze, {}), (onebit.EFMomentumSGD, MOMENTUM), (onebit.LocalSGD, MOMENTUM | {"tau": 3}),
+    (onebit.DistributedSGD, MOMENTUM),
+    (onebit.DoubleSqueeze, {}),
+    (onebit.EFMomentumSGD, MOMENTUM),
+    (onebit.LocalSGD, MOMENTUM | {"tau": 3}),
 ]
 
 
@@ -38,12 +54,23 @@ def train(communicator):
                 run.optimizer.load_state_dict(saved(run.optimizer))
             bad = t == 10 and communicator.rank == communicator.size - 1
             step(run, t, communicator.rank, scale=float("nan") if bad else 1.0)
-            history.append((everything(run), run.optimizer.phase, run.optimizer.last_step_skipped, vars(run.optimizer.communication.last_step)))
+            history.append(
+                (
+                    everything(run),
+                    run.optimizer.phase,
+                    run.optimizer.last_step_skipped,
+                    vars(run.optimizer.communication.last_step),
+                )
+            )
     return history
 
 
 def several_things(communicator):
-    message = differing(communicator, lambda params, options: (params[:1], options)) if communicator.size > 2 else None
+    message = (
+        differing(communicator, lambda params, options: (params[:1], options))
+        if communicator.size > 2
+        else None
+    )
     return train(communicator), message
 
 
@@ -78,7 +105,9 @@ def test_threads_and_processes_agree_bit_for_bit(backend):
             for ours, theirs in zip(history, other_history, strict=True):
                 assert ours[1:] == theirs[1:]
                 assert all(torch.equal(a, b) for a, b in zip(ours[0], theirs[0], strict=True))
-            assert sum(skipped for _, _, skipped, _ in history) == len(kinds(size)) - (size == 3)  # LocalSGD has a local step there
+            assert sum(skipped for _, _, skipped, _ in history) == len(kinds(size)) - (
+                size == 3
+            )  # LocalSGD has a local step there
             assert [phase for _, phase, _, _ in history[:24]].count("compressed") > 8
 
 

@@ -15,7 +15,9 @@ from onebit.comm import Single, run_threads
 Run = namedtuple("Run", "params optimizer")
 
 
-def make(communicator, kind=onebit.OneBitAdam, shapes=((4, 5), (9,)), dtype=torch.float32, **options):
+def make(
+    communicator, kind=onebit.OneBitAdam, shapes=((4, 5), (9,)), dtype=torch.float32, **options
+):
     generator = torch.Generator().manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for s in shapes]
     return Run(params, kind(params, communicator=communicator, **options))
@@ -30,7 +32,11 @@ def step(run, t, rank, scale=1.0):
 
 def everything(run):
     """All that a step may change, copied."""
-    state = [v.clone() for entries in run.optimizer.state_dict()["state"].values() for v in entries.values()]
+    state = [
+        v.clone()
+        for entries in run.optimizer.state_dict()["state"].values()
+        for v in entries.values()
+    ]
     return [p.detach().clone() for p in run.params] + state
 
 
@@ -59,14 +65,20 @@ def test_phase_and_bytes_change_at_the_stated_step():
         assert sent[10] <= sent[0] / 14 and calls[10:] == [3] * 10
         assert (total.bytes_sent, total.calls) == (sum(sent), sum(calls))
         comparing_the_ranks = 2 * 3 * 32  # at the first step and at the freeze
-        assert communicator.bytes_sent == total.bytes_sent + comparing_the_ranks and communicator.calls == total.calls + 2
+        assert (
+            communicator.bytes_sent == total.bytes_sent + comparing_the_ranks
+            and communicator.calls == total.calls + 2
+        )
         assert total.last_step.compression_ratio > 25
         with pytest.raises(AttributeError):
             total.bytes_sent = 0
 
 
 def test_a_compressed_step_sends_at_most_a_thirtieth_for_a_model_of_1_m_parameters():
-    shapes = ((30_522 // 8, 128), *((128, 128), (128,), (512, 128), (512,), (128, 512), (128,), (128,), (128,)) * 3)
+    shapes = (
+        (30_522 // 8, 128),
+        *((128, 128), (128,), (512, 128), (512,), (128, 512), (128,), (128,), (128,)) * 3,
+    )
     assert sum(map(math.prod, shapes)) > 900_000
 
     def run(communicator):
@@ -96,7 +108,9 @@ def test_the_shortest_warmups_work_and_warn(warmup):
     with pytest.warns(UserWarning, match="longer warmup"):
         for t in range(10):
             step(run, t, 0)
-    assert run.optimizer.phase == "compressed" and all(torch.isfinite(x).all() for x in everything(run))
+    assert run.optimizer.phase == "compressed" and all(
+        torch.isfinite(x).all() for x in everything(run)
+    )
 
 
 def test_a_variance_that_still_changes_at_the_freeze_warns():
@@ -125,10 +139,16 @@ def test_variance_ratio_freezes_at_the_first_step_that_the_rule_allows():
             if run.optimizer.phase == "compressed":
                 return t - 1, run.optimizer.warmup.chosen, norms
             step(run, t, communicator.rank, scale=min(t, 40))
-            norms[t] = float(run.optimizer.state[run.params[0]]["exp_avg_sq"].double().sum()) / (1 - 0.9**t)
+            norms[t] = float(run.optimizer.state[run.params[0]]["exp_avg_sq"].double().sum()) / (
+                1 - 0.9**t
+            )
 
     for frozen_after, chosen, norms in run_threads(2, run):
-        settled = [t for t in norms if t > 15 and norms[t - 10] and 0.9 <= norms[t] / norms[t - 10] <= 1 / 0.9]
+        settled = [
+            t
+            for t in norms
+            if t > 15 and norms[t - 10] and 0.9 <= norms[t] / norms[t - 10] <= 1 / 0.9
+        ]
         assert frozen_after == chosen == settled[0] and 40 < chosen < 100
     assert policy.chosen is None  # the optimizer keeps its own copy
 
@@ -147,12 +167,21 @@ def test_a_missing_gradient_counts_as_zero_and_hangs_nobody():
             run.optimizer.step()
         return everything(run)
 
-    for with_none, with_zeros in zip(run_threads(2, lambda c: run(c, True)), run_threads(2, lambda c: run(c, False))):
+    for with_none, with_zeros in zip(
+        run_threads(2, lambda c: run(c, True)), run_threads(2, lambda c: run(c, False))
+    ):
         assert same(with_none, with_zeros)
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-@pytest.mark.parametrize("kind, options", [(onebit.OneBitAdam, {"warmup": 6}), (onebit.DistributedAdam, {}), (onebit.NaiveOneBitAdam, {})])
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        (onebit.OneBitAdam, {"warmup": 6}),
+        (onebit.DistributedAdam, {}),
+        (onebit.NaiveOneBitAdam, {}),
+    ],
+)
 @pytest.mark.parametrize("at", [3, 6, 9])
 def test_one_broken_gradient_makes_all_ranks_skip_and_changes_nothing(bad, kind, options, at):
     def run(communicator):
@@ -192,17 +221,27 @@ def test_zero_gradients_change_nothing_in_either_phase():
         for p in run.params:
             p.grad = torch.zeros(p.shape)
         run.optimizer.step()
-    assert same(start, [p.detach() for p in run.params]) and not run.optimizer.state[run.params[0]]["worker_error"].any()
+    assert (
+        same(start, [p.detach() for p in run.params])
+        and not run.optimizer.state[run.params[0]]["worker_error"].any()
+    )
 
 
 @pytest.mark.parametrize("warmup, expected", [(100, "mean"), (1, "local")])
 def test_all_ranks_clip_by_one_factor(warmup, expected):
     """Rank 0 has the gradient (100, 0), rank 1 (0, 1), the bound is 1. Warm-up: the mean (50, 0.5) is clipped to norm 1.
     Compressed: both by 1 / sqrt((100^2 + 1) / 2), so that the momentum stays the mean of equally scaled gradients."""
+
     def run(communicator):
         p = torch.nn.Parameter(torch.zeros(2))
-        optimizer = onebit.OneBitAdam([p], warmup=warmup, betas=(0.0, 0.5), max_grad_norm=1.0, communicator=communicator,
-                                      compressor=onebit.compression.Identity)
+        optimizer = onebit.OneBitAdam(
+            [p],
+            warmup=warmup,
+            betas=(0.0, 0.5),
+            max_grad_norm=1.0,
+            communicator=communicator,
+            compressor=onebit.compression.Identity,
+        )
         for _ in range(2):
             p.grad = torch.tensor([[100.0, 0.0], [0.0, 1.0]][communicator.rank])
             optimizer.step()
@@ -220,9 +259,13 @@ def test_all_ranks_clip_by_one_factor(warmup, expected):
 def masked_run(communicator, steps, late_from=10**9, **options):
     """32 coordinates pulled to 1; the second half has no gradient before step `late_from`."""
     p = torch.nn.Parameter(torch.zeros(32))
-    optimizer = onebit.OneBitAdam([p], lr=1e-2, betas=(0.9, 0.9), warmup=20, communicator=communicator, **options)
+    optimizer = onebit.OneBitAdam(
+        [p], lr=1e-2, betas=(0.9, 0.9), warmup=20, communicator=communicator, **options
+    )
     for t in range(steps):
-        p.grad = (p.detach() - 1) + 0.01 * torch.randn(32, generator=torch.Generator().manual_seed(100 * t + communicator.rank))
+        p.grad = (p.detach() - 1) + 0.01 * torch.randn(
+            32, generator=torch.Generator().manual_seed(100 * t + communicator.rank)
+        )
         if t < late_from:
             p.grad[16:] = 0
         yield t, p, optimizer
@@ -262,9 +305,12 @@ def test_a_new_warmup_lets_late_coordinates_train():
 
 def test_weight_decay_holds_in_the_compressed_phase_and_on_masked_coordinates():
     """Decoupled: x shrinks by (1 - lr wd) a step. 400 compressed steps with lr 1e-2, wd 0.1: (1 - 1e-3)^400 = 0.670."""
+
     def run(communicator):
         p = torch.nn.Parameter(torch.ones(500))
-        optimizer = onebit.OneBitAdam([p], lr=1e-2, betas=(0.9, 0.9), weight_decay=0.1, warmup=30, communicator=communicator)
+        optimizer = onebit.OneBitAdam(
+            [p], lr=1e-2, betas=(0.9, 0.9), weight_decay=0.1, warmup=30, communicator=communicator
+        )
         generator = torch.Generator().manual_seed(communicator.rank)
         for t in range(430):
             p.grad = torch.randn(500, generator=generator) * 1e-3
@@ -286,11 +332,12 @@ def test_weight_decay_holds_in_the_compressed_phase_and_on_masked_coordinates():
 
 def test_a_new_warmup_keeps_what_the_errors_hold():
     """m after = m before + mean worker error + server error; errors are zero; then exact Adam; then compressed again."""
+
     def run(communicator):
         run = make(communicator, shapes=((70,), (129,)), warmup=5, dtype=torch.float64)
         for t in range(12):
             step(run, t, communicator.rank)
-        part, = run.optimizer._compressed
+        (part,) = run.optimizer._compressed
         before = part.momentum.clone(), *part.errors()
         run.optimizer.restart_warmup(4)
         after = part.momentum.clone(), any(error.any() for error in part.errors())
@@ -313,7 +360,7 @@ def test_synchronize_keeps_the_total_error_and_makes_ranks_alike():
         run = make(communicator, shapes=((70,), (129,)), warmup=5, dtype=torch.float64)
         for t in range(12):
             step(run, t, communicator.rank)
-        part, = run.optimizer._compressed
+        (part,) = run.optimizer._compressed
         before = part.errors()
         run.optimizer.synchronize()
         return before, *part.errors()
@@ -343,12 +390,15 @@ def test_closures_and_schedulers():
     for _ in range(8):
         losses.append(optimizer.step(closure).item())
         scheduler.step()
-    assert losses[0] == 3.0 and losses[3] < losses[0] and losses[3] == losses[-1]  # lr 0 from the fourth step on
+    assert (
+        losses[0] == 3.0 and losses[3] < losses[0] and losses[3] == losses[-1]
+    )  # lr 0 from the fourth step on
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_parameters_keep_float32_state(dtype):
     """The gradients travel in their own dtype; two parameters of 9 elements exercise the padding."""
+
     def run(communicator):
         run = make(communicator, shapes=((9,), (9, 3)), dtype=dtype, warmup=20, betas=(0.9, 0.9))
         full = make(communicator, shapes=((9,), (9, 3)), warmup=20, betas=(0.9, 0.9))
@@ -362,7 +412,9 @@ def test_half_precision_parameters_keep_float32_state(dtype):
     for half, full in run_threads(2, run):
         for p, q in zip(half.params, full.params):
             state = half.optimizer.state[p]
-            assert p.dtype == dtype and {state[k].dtype for k in ("exp_avg", "exp_avg_sq", "worker_error")} == {torch.float32}
+            assert p.dtype == dtype and {
+                state[k].dtype for k in ("exp_avg", "exp_avg_sq", "worker_error")
+            } == {torch.float32}
             torch.testing.assert_close(p.float(), q.detach(), rtol=0.1, atol=0.1)
 
 
@@ -370,7 +422,11 @@ def test_layouts_of_any_strides_and_shapes():
     base = torch.randn(6, 4, 3, 2, generator=torch.Generator().manual_seed(0))
     results = []
     for make_contiguous in (True, False):
-        p = torch.nn.Parameter(base.clone().permute(3, 1, 0, 2).contiguous() if make_contiguous else base.clone().permute(3, 1, 0, 2))
+        p = torch.nn.Parameter(
+            base.clone().permute(3, 1, 0, 2).contiguous()
+            if make_contiguous
+            else base.clone().permute(3, 1, 0, 2)
+        )
         q = torch.nn.Parameter(torch.ones(()))
         empty = torch.nn.Parameter(torch.empty(0, 10))
         optimizer = onebit.OneBitAdam([p, q, empty], warmup=4, communicator=Single())
@@ -397,27 +453,34 @@ def test_frozen_parameters_are_left_alone():
 P = [torch.nn.Parameter(torch.zeros(3))]
 
 
-@pytest.mark.parametrize("options, error, message", [
-    ({"freeze_step": 10}, TypeError, "did you mean 'warmup'"),
-    ({"warmup": 3, "max_grad_nrm": 1.0}, TypeError, "did you mean 'max_grad_norm'"),
-    ({}, TypeError, "needs warmup="),
-    ({"warmup": 0}, ValueError, "at least 1"),
-    ({"warmup": 2.5}, ValueError, "whole number"),
-    ({"warmup": 0.15}, ValueError, "whole number"),
-    ({"warmup": "100"}, ValueError, "whole number"),
-    ({"warmup": 3, "lr": -1.0}, ValueError, "lr must"),
-    ({"warmup": 3, "betas": (0.9, 1.0)}, ValueError, "betas must"),
-    ({"warmup": 3, "max_grad_norm": 0.0}, ValueError, "max_grad_norm"),
-    ({"warmup": 3, "variance_floor": -1}, ValueError, "variance_floor"),
-    ({"warmup": math.nan}, ValueError, "whole number"),
-    ({"warmup": 3, "lr": None}, ValueError, "lr must be a number"),
-    ({"warmup": 3, "eps": "1e-8"}, ValueError, "eps must be a number"),
-    ({"warmup": 3, "betas": 0.9}, ValueError, "betas must"),
-    ({"warmup": 3, "amsgrad": True}, TypeError, "leave it out"),
-    ({"warmup": 3, "bias_correction": "no"}, ValueError, "bias_correction must be True or False"),
-    ({"warmup": 3, "compressor": "sign"}, TypeError, "onebit.compression.Sign"),
-    ({"warmup": 3, "communicator": "gloo"}, TypeError, "onebit.comm.TorchDistributed"),
-])
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"freeze_step": 10}, TypeError, "did you mean 'warmup'"),
+        ({"warmup": 3, "max_grad_nrm": 1.0}, TypeError, "did you mean 'max_grad_norm'"),
+        ({}, TypeError, "needs warmup="),
+        ({"warmup": 0}, ValueError, "at least 1"),
+        ({"warmup": 2.5}, ValueError, "whole number"),
+        ({"warmup": 0.15}, ValueError, "whole number"),
+        ({"warmup": "100"}, ValueError, "whole number"),
+        ({"warmup": 3, "lr": -1.0}, ValueError, "lr must"),
+        ({"warmup": 3, "betas": (0.9, 1.0)}, ValueError, "betas must"),
+        ({"warmup": 3, "max_grad_norm": 0.0}, ValueError, "max_grad_norm"),
+        ({"warmup": 3, "variance_floor": -1}, ValueError, "variance_floor"),
+        ({"warmup": math.nan}, ValueError, "whole number"),
+        ({"warmup": 3, "lr": None}, ValueError, "lr must be a number"),
+        ({"warmup": 3, "eps": "1e-8"}, ValueError, "eps must be a number"),
+        ({"warmup": 3, "betas": 0.9}, ValueError, "betas must"),
+        ({"warmup": 3, "amsgrad": True}, TypeError, "leave it out"),
+        (
+            {"warmup": 3, "bias_correction": "no"},
+            ValueError,
+            "bias_correction must be True or False",
+        ),
+        ({"warmup": 3, "compressor": "sign"}, TypeError, "onebit.compression.Sign"),
+        ({"warmup": 3, "communicator": "gloo"}, TypeError, "onebit.comm.TorchDistributed"),
+    ],
+)
 def test_wrong_options_name_the_remedy(options, error, message):
     with pytest.raises(error, match=message):
         onebit.OneBitAdam(P, **options)
@@ -429,7 +492,9 @@ def test_wrong_groups_name_the_remedy():
     with pytest.raises(ValueError, match="DistributedAdam"):
         onebit.OneBitAdam([{"params": P, "compress": False}], warmup=3)
     with pytest.raises(ValueError, match="floating-point"):
-        onebit.OneBitAdam([torch.nn.Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)], warmup=3)
+        onebit.OneBitAdam(
+            [torch.nn.Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)], warmup=3
+        )
     with pytest.raises(ValueError, match="min_steps"):
         onebit.VarianceRatio()
     run = make(Single(), warmup=2)
@@ -440,7 +505,9 @@ def test_wrong_groups_name_the_remedy():
 
 def test_changing_compress_while_frozen_names_the_remedy():
     params = [torch.nn.Parameter(torch.ones(5)) for _ in range(2)]
-    optimizer = onebit.OneBitAdam([{"params": [p]} for p in params], warmup=3, communicator=Single())
+    optimizer = onebit.OneBitAdam(
+        [{"params": [p]} for p in params], warmup=3, communicator=Single()
+    )
 
     def steps(count):
         for _ in range(count):
@@ -471,14 +538,23 @@ def differing(communicator, change):
         return str(error)
 
 
-@pytest.mark.parametrize("change, named", [
-    (lambda p, o: (p[:1], o), "rank 2 has nothing more"),
-    (lambda p, o: ([p[0], ("b", torch.nn.Parameter(torch.ones(2, 4)))], o), r"rank 2 has b: shape \(2, 4\)"),
-    (lambda p, o: ([p[0], ("b", torch.nn.Parameter(torch.full((4, 2), 1.5)))], o), "rank 2 has b: .* checksum"),
-    (lambda p, o: (p[::-1], o), "rank 0 has a: .* rank 2 has b:"),
-    (lambda p, o: (p, {"lr": 0.2}), "lr=0.2"),
-    (lambda p, o: (p, {"max_grad_norm": 1.0}), "max_grad_norm=1.0"),
-])
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (lambda p, o: (p[:1], o), "rank 2 has nothing more"),
+        (
+            lambda p, o: ([p[0], ("b", torch.nn.Parameter(torch.ones(2, 4)))], o),
+            r"rank 2 has b: shape \(2, 4\)",
+        ),
+        (
+            lambda p, o: ([p[0], ("b", torch.nn.Parameter(torch.full((4, 2), 1.5)))], o),
+            "rank 2 has b: .* checksum",
+        ),
+        (lambda p, o: (p[::-1], o), "rank 0 has a: .* rank 2 has b:"),
+        (lambda p, o: (p, {"lr": 0.2}), "lr=0.2"),
+        (lambda p, o: (p, {"max_grad_norm": 1.0}), "max_grad_norm=1.0"),
+    ],
+)
 def test_ranks_that_differ_all_raise_and_name_the_first_difference(change, named):
     messages = run_threads(3, lambda c: differing(c, change))
     assert len(set(messages)) == 1 and "broadcast_parameters" in messages[0]
@@ -506,7 +582,9 @@ def test_sparse_gradients_raise_on_all_ranks():
         embedding = torch.nn.Embedding(10, 4, sparse=communicator.rank == 1)
         with torch.no_grad():
             embedding.weight.fill_(1.0)
-        optimizer = onebit.OneBitAdam(embedding.named_parameters(), warmup=3, communicator=communicator)
+        optimizer = onebit.OneBitAdam(
+            embedding.named_parameters(), warmup=3, communicator=communicator
+        )
         embedding(torch.tensor([1, 2])).sum().backward()
         with pytest.raises((ValueError, RuntimeError), match="sparse"):
             optimizer.step()
@@ -519,7 +597,9 @@ def test_sparse_gradients_raise_on_all_ranks():
         onebit.OneBitAdam(embedding.parameters(), warmup=3).step()
 
 
-@pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+@pytest.mark.parametrize(
+    "variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
+)
 def test_several_processes_without_a_process_group_raise(variable, monkeypatch):
     monkeypatch.setenv(variable, "4")
     with pytest.raises(RuntimeError, match=r"Single\(\)"):
@@ -534,6 +614,7 @@ def test_several_processes_without_a_process_group_raise(variable, monkeypatch):
 @pytest.mark.parametrize("at", [3, 8])
 def test_ranks_whose_options_come_to_differ_raise_at_the_next_agreement(change, at):
     """In the warm-up that is the freeze, in the compressed phase the next step."""
+
     def run(communicator):
         run = make(communicator, warmup=6)
         for t in range(12):
@@ -555,9 +636,12 @@ def test_ranks_whose_options_come_to_differ_raise_at_the_next_agreement(change, 
 
 def test_a_tiny_variance_is_warned_of_and_a_floor_cures_it():
     """A rare word's coordinate: one gradient early on, so that v is not zero at the freeze but next to nothing."""
+
     def train(**options):
         p = torch.nn.Parameter(torch.zeros(64))
-        optimizer = onebit.OneBitAdam([p], lr=1e-2, warmup=200, betas=(0.9, 0.9), communicator=Single(), **options)
+        optimizer = onebit.OneBitAdam(
+            [p], lr=1e-2, warmup=200, betas=(0.9, 0.9), communicator=Single(), **options
+        )
         generator = torch.Generator().manual_seed(0)
         for t in range(300):
             p.grad = torch.randn(64, generator=generator)
@@ -584,8 +668,12 @@ def test_changing_compress_in_a_new_warmup_keeps_the_bias_correction():
     """A constant gradient: every step of Adam moves by lr, whatever the group was before."""
     for flags in ((True, False), (False, True)):
         params = [torch.nn.Parameter(torch.zeros(8)) for _ in range(2)]
-        optimizer = onebit.OneBitAdam([{"params": [params[0]]}, {"params": [params[1]], "compress": flags[0]}], lr=1.0, warmup=20,
-                                      communicator=Single())
+        optimizer = onebit.OneBitAdam(
+            [{"params": [params[0]]}, {"params": [params[1]], "compress": flags[0]}],
+            lr=1.0,
+            warmup=20,
+            communicator=Single(),
+        )
         for t in range(40):
             if t == 25:
                 optimizer.restart_warmup(100)
@@ -594,14 +682,20 @@ def test_changing_compress_in_a_new_warmup_keeps_the_bias_correction():
             for p in params:
                 p.grad = torch.ones(8)
             optimizer.step()
-            torch.testing.assert_close(before - params[1].detach(), torch.ones(8), rtol=2e-3, atol=0)
+            torch.testing.assert_close(
+                before - params[1].detach(), torch.ones(8), rtol=2e-3, atol=0
+            )
 
 
 def test_the_variance_ratio_looks_at_compressed_groups_only():
     """A large settled group with compress=False does not hide that the other's variance still grows."""
     params = [torch.nn.Parameter(torch.zeros(8)), torch.nn.Parameter(torch.zeros(1000))]
-    optimizer = onebit.OneBitAdam([{"params": params[:1]}, {"params": params[1:], "compress": False}], betas=(0.9, 0.8),
-                                  warmup=onebit.VarianceRatio(min_steps=0), communicator=Single())
+    optimizer = onebit.OneBitAdam(
+        [{"params": params[:1]}, {"params": params[1:], "compress": False}],
+        betas=(0.9, 0.8),
+        warmup=onebit.VarianceRatio(min_steps=0),
+        communicator=Single(),
+    )
     for t in range(60):
         params[0].grad, params[1].grad = torch.full((8,), 1.1**t), torch.ones(1000)
         optimizer.step()

@@ -34,29 +34,54 @@ def resumed(communicator, params, state, **options):
 
 
 @pytest.mark.parametrize("at", [4, 8, 9, 15])
-@pytest.mark.parametrize("options", [
-    {"warmup": 8}, {"kind": onebit.NaiveOneBitAdam}, {"kind": onebit.DistributedAdam}, {"kind": onebit.Lamb},
-    {"warmup": 8, "kind": onebit.OneBitLamb, "coefficient_beta": 0.8},
-    {"warmup": 8, "kind": onebit.OneBitLamb, "coefficient_beta": 0.8, "scale": "fused"},
-    {"warmup": onebit.VarianceRatio(0.5, min_steps=6, window=3)}, {"warmup": 8, "dtype": torch.bfloat16}, {"warmup": 8, "max_grad_norm": 1.0},
-    {"kind": onebit.DistributedSGD, "momentum": 0.9}, {"kind": onebit.DoubleSqueeze, "weight_decay": 0.1}, {"kind": onebit.EFMomentumSGD},
-    {"kind": onebit.LocalSGD, "momentum": 0.9}, {"kind": onebit.LocalSGD, "dtype": torch.bfloat16},
-    {"warmup": 8, "compressor": partial(Quantize, bits=4, stochastic=True)}, {"warmup": 8, "compressor": partial(TopK, density=0.1)},
-    {"kind": onebit.QuantizedVarianceAdam}, {"kind": onebit.LazyVarianceAdam}, {"kind": onebit.LazyVarianceAdam, "tau": 4, "steps_with": "average"},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"warmup": 8},
+        {"kind": onebit.NaiveOneBitAdam},
+        {"kind": onebit.DistributedAdam},
+        {"kind": onebit.Lamb},
+        {"warmup": 8, "kind": onebit.OneBitLamb, "coefficient_beta": 0.8},
+        {"warmup": 8, "kind": onebit.OneBitLamb, "coefficient_beta": 0.8, "scale": "fused"},
+        {"warmup": onebit.VarianceRatio(0.5, min_steps=6, window=3)},
+        {"warmup": 8, "dtype": torch.bfloat16},
+        {"warmup": 8, "max_grad_norm": 1.0},
+        {"kind": onebit.DistributedSGD, "momentum": 0.9},
+        {"kind": onebit.DoubleSqueeze, "weight_decay": 0.1},
+        {"kind": onebit.EFMomentumSGD},
+        {"kind": onebit.LocalSGD, "momentum": 0.9},
+        {"kind": onebit.LocalSGD, "dtype": torch.bfloat16},
+        {"warmup": 8, "compressor": partial(Quantize, bits=4, stochastic=True)},
+        {"warmup": 8, "compressor": partial(TopK, density=0.1)},
+        {"kind": onebit.QuantizedVarianceAdam},
+        {"kind": onebit.LazyVarianceAdam},
+        {"kind": onebit.LazyVarianceAdam, "tau": 4, "steps_with": "average"},
+    ],
+    ids=str,
+)
 def test_resuming_continues_as_if_never_stopped(at, options):
     """Before, at and after the freeze; the next freeze, too, happens at the same step."""
+
     def run(communicator):
         straight = make(communicator, shapes=SHAPES, **options)
         for t in range(20):
             step(straight, t, communicator.rank)
             if t + 1 == at:
-                params, state = [p.detach().clone() for p in straight.params], saved(straight.optimizer)
+                params, state = (
+                    [p.detach().clone() for p in straight.params],
+                    saved(straight.optimizer),
+                )
         other = resumed(communicator, params, state, **options)
         phases = [other.optimizer.phase]
         for t in range(at, 20):
             step(other, t, communicator.rank)
-        return everything(straight), everything(other), straight.optimizer.steps, other.optimizer.steps, phases
+        return (
+            everything(straight),
+            everything(other),
+            straight.optimizer.steps,
+            other.optimizer.steps,
+            phases,
+        )
 
     results = run_threads(2, run)
     for straight, other, steps, other_steps, _ in results:
@@ -71,7 +96,13 @@ def test_state_has_the_same_keys_and_shapes_on_all_ranks_from_construction():
         described = []
         for t in range(6):
             entries = run.optimizer.state_dict()["state"].values()
-            described.append([(name, tuple(value.shape), value.dtype) for entry in entries for name, value in entry.items()])
+            described.append(
+                [
+                    (name, tuple(value.shape), value.dtype)
+                    for entry in entries
+                    for name, value in entry.items()
+                ]
+            )
             step(run, t, communicator.rank)
         return described
 
@@ -119,7 +150,13 @@ def test_another_ranks_errors_are_refused_with_the_remedy(size, rank):
 def test_a_synchronized_checkpoint_serves_any_number_of_ranks_and_loses_nothing(size):
     """mean worker error + server error, the residual of the telescoping sum, is the same before and after."""
     unsynchronized = frozen(3)
-    residual = sum(torch.cat([s["state"][i]["worker_error"].flatten() for i in range(3)]) for _, s in unsynchronized) / 3
+    residual = (
+        sum(
+            torch.cat([s["state"][i]["worker_error"].flatten() for i in range(3)])
+            for _, s in unsynchronized
+        )
+        / 3
+    )
     server = torch.cat([s["state"][0]["server_error"] for _, s in unsynchronized])
     params, state = frozen(3, synchronize=True)[2]
 
@@ -146,8 +183,12 @@ def test_resetting_errors_on_purpose_tells_what_is_lost():
     run = make(Single(), shapes=SHAPES, warmup=4, dtype=torch.float64)
     with pytest.warns(UserWarning, match=f"{lost:.3g} is lost"):
         run.optimizer.load_state_dict(state, reset_errors=True)
-    assert run.optimizer.phase == "compressed" and not any(run.optimizer.state[p]["worker_error"].any() for p in run.params)
-    torch.testing.assert_close(run.optimizer.state[run.params[0]]["exp_avg"], state["state"][0]["exp_avg"])
+    assert run.optimizer.phase == "compressed" and not any(
+        run.optimizer.state[p]["worker_error"].any() for p in run.params
+    )
+    torch.testing.assert_close(
+        run.optimizer.state[run.params[0]]["exp_avg"], state["state"][0]["exp_avg"]
+    )
 
 
 def test_a_checkpoint_of_the_warmup_serves_every_rank():
@@ -162,6 +203,7 @@ def test_a_checkpoint_of_the_warmup_serves_every_rank():
 @pytest.mark.parametrize("before, after", [(10, 5), (4, 12)])
 def test_the_phase_follows_the_new_setting_after_a_load(before, after):
     """Saved at step 8: T_w lowered below it freezes at once; T_w raised above it thaws and freezes anew later."""
+
     def run(communicator):
         run = make(communicator, shapes=SHAPES, warmup=before)
         for t in range(8):
@@ -193,11 +235,22 @@ def test_rolling_back_behind_a_restart_forgets_the_restart():
     assert run.optimizer.phase == "compressed"
 
 
-@pytest.mark.parametrize("old, new, phase", [
-    (onebit.VarianceRatio(0.1, min_steps=0), onebit.VarianceRatio(0.1, min_steps=1000), "warmup"),
-    (onebit.VarianceRatio(0.1, min_steps=0), onebit.VarianceRatio(0.1, min_steps=0), "compressed"),
-    (onebit.VarianceRatio(0.1, min_steps=0), 200, "warmup"),
-])
+@pytest.mark.parametrize(
+    "old, new, phase",
+    [
+        (
+            onebit.VarianceRatio(0.1, min_steps=0),
+            onebit.VarianceRatio(0.1, min_steps=1000),
+            "warmup",
+        ),
+        (
+            onebit.VarianceRatio(0.1, min_steps=0),
+            onebit.VarianceRatio(0.1, min_steps=0),
+            "compressed",
+        ),
+        (onebit.VarianceRatio(0.1, min_steps=0), 200, "warmup"),
+    ],
+)
 def test_a_chosen_freeze_holds_only_under_the_policy_that_chose_it(old, new, phase):
     state = saved(frozen_at_20(old).optimizer)
     other = make(Single(), shapes=SHAPES, warmup=new, betas=(0.9, 0.8))
@@ -227,7 +280,9 @@ def test_errors_are_taken_only_by_the_optimizer_that_made_them():
     for t in range(6):
         step(run, t, 0)
     with pytest.raises(ValueError, match="load it into onebit.OneBitAdam"):
-        make(Single(), onebit.NaiveOneBitAdam, **options).optimizer.load_state_dict(saved(run.optimizer))
+        make(Single(), onebit.NaiveOneBitAdam, **options).optimizer.load_state_dict(
+            saved(run.optimizer)
+        )
     state = saved(run.optimizer)
     del state["param_groups"][0]["onebit"]["chunks"]
     with pytest.raises(ValueError, match="other buckets"):
@@ -242,8 +297,14 @@ def test_loading_torch_adamw_starts_from_its_moments():
     adamw.step()
     run = make(Single(), shapes=SHAPES, warmup=10)
     run.optimizer.load_state_dict(adamw.state_dict())
-    assert run.optimizer.steps == 1 and run.optimizer.param_groups[0]["lr"] == 0.3 and "amsgrad" not in run.optimizer.param_groups[0]
-    torch.testing.assert_close(run.optimizer.state[run.params[0]]["exp_avg"], adamw.state[params[0]]["exp_avg"])
+    assert (
+        run.optimizer.steps == 1
+        and run.optimizer.param_groups[0]["lr"] == 0.3
+        and "amsgrad" not in run.optimizer.param_groups[0]
+    )
+    torch.testing.assert_close(
+        run.optimizer.state[run.params[0]]["exp_avg"], adamw.state[params[0]]["exp_avg"]
+    )
     with torch.no_grad():
         for p, q in zip(run.params, params):
             p.copy_(q)
@@ -268,12 +329,17 @@ def test_schedulers_find_their_initial_learning_rate_after_a_load():
 def test_a_state_with_other_groups_is_refused():
     run = make(Single(), shapes=SHAPES, warmup=10)
     with pytest.raises(ValueError, match="parameter group"):
-        make(Single(), shapes=SHAPES[:2], warmup=10).optimizer.load_state_dict(run.optimizer.state_dict())
+        make(Single(), shapes=SHAPES[:2], warmup=10).optimizer.load_state_dict(
+            run.optimizer.state_dict()
+        )
 
 
 def test_distributed_checkpoint_state_round_trips():
     """torch.distributed.checkpoint's state dicts, keyed by parameter names."""
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import (
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
 
     def trained(steps):
         torch.manual_seed(0)
@@ -291,4 +357,7 @@ def test_distributed_checkpoint_state_round_trips():
     set_optimizer_state_dict(other_model, other, state)
     assert other.steps == 6 and other.phase == "compressed"
     for p, q in zip(model.parameters(), other_model.parameters()):
-        assert all(torch.equal(optimizer.state[p][name], other.state[q][name]) for name in ("exp_avg", "exp_avg_sq", "worker_error"))
+        assert all(
+            torch.equal(optimizer.state[p][name], other.state[q][name])
+            for name in ("exp_avg", "exp_avg_sq", "worker_error")
+        )

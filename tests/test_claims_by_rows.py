@@ -21,21 +21,46 @@ STEPS, WARMUP = 200, 40
 def made(loss=4.0, warmup=1.0, compressed=1.0, batch=4096, sent=1.0, **metrics):
     """A run of 200 steps: seconds per step in both stages, bytes per step, and what it is evaluated to at the end."""
     step = np.arange(1, STEPS + 1)
-    rows = pd.DataFrame({"step": step, "samples": batch * step, "loss": loss, "phase": np.where(step <= WARMUP, "warmup", "compressed"),
-                         "seconds": np.cumsum(np.where(step <= WARMUP, warmup, compressed)), "bytes_sent": 1e6 * sent * step, "calls": step})
-    return rows.assign(**{name: np.where(step == STEPS, value, np.nan) for name, value in metrics.items()})
+    rows = pd.DataFrame(
+        {
+            "step": step,
+            "samples": batch * step,
+            "loss": loss,
+            "phase": np.where(step <= WARMUP, "warmup", "compressed"),
+            "seconds": np.cumsum(np.where(step <= WARMUP, warmup, compressed)),
+            "bytes_sent": 1e6 * sent * step,
+            "calls": step,
+        }
+    )
+    return rows.assign(
+        **{name: np.where(step == STEPS, value, np.nan) for name, value in metrics.items()}
+    )
 
 
 def rows_of(runs):
     """Three seeds of each optimizer; what a seed multiplies, pairing takes out."""
-    frames = [run.assign(optimizer=name, seed=seed, loss=run.loss * seed, status="finished", live=False, warmup_steps=WARMUP, total_steps=STEPS)
-              for name, run in runs.items() for seed in (1, 2, 3)]
+    frames = [
+        run.assign(
+            optimizer=name,
+            seed=seed,
+            loss=run.loss * seed,
+            status="finished",
+            live=False,
+            warmup_steps=WARMUP,
+            total_steps=STEPS,
+        )
+        for name, run in runs.items()
+        for seed in (1, 2, 3)
+    ]
     return pd.concat(frames, ignore_index=True)
 
 
 def pair(reference, name, **changes):
     """Of these two, the second differs in `changes`: metric -> (the first's, the second's)."""
-    return {reference: made(**{key: one for key, (one, _) in changes.items()}), name: made(**{key: two for key, (_, two) in changes.items()})}
+    return {
+        reference: made(**{key: one for key, (one, _) in changes.items()}),
+        name: made(**{key: two for key, (_, two) in changes.items()}),
+    }
 
 
 def stages(name, gain, **options):
@@ -101,8 +126,10 @@ def test_the_speed_of_a_stage_is_that_between_its_own_steps_and_of_its_batch():
 
 def test_lambs_rate_is_in_other_units_than_adams(tmp_path):
     """So that 1-bit Adam can be judged at a rate of its own beside LAMB; two of LAMB's relatives cannot."""
-    adam, lamb, onebit_lamb, fused = ({"optimizer": name, "workers": 4, "config": synthetic.config(name, "lamb")}
-                                      for name in ("onebit_adam", "lamb", "onebit_lamb", "onebit_adam_fused"))
+    adam, lamb, onebit_lamb, fused = (
+        {"optimizer": name, "workers": 4, "config": synthetic.config(name, "lamb")}
+        for name in ("onebit_adam", "lamb", "onebit_lamb", "onebit_adam_fused")
+    )
     other = {**adam, "config": adam["config"] | {"lr": 1e-4}}
     require_alike([lamb, other])
     for reference in (onebit_lamb, fused):
@@ -118,13 +145,29 @@ def judged(root, name):
     return judge(BY_NAME[name], load(root, "figure_04", "laptop"))
 
 
-@pytest.mark.parametrize(("settles", "warmup", "expected"), [(210, 240, "reproduced"), (210, 400, "not reproduced"), (290, 210, "not reproduced"),
-                                                             (999, 240, "not reproduced")])
-def test_the_rule_is_to_find_about_the_step_that_was_chosen_by_hand(tmp_path, settles, warmup, expected):
+@pytest.mark.parametrize(
+    ("settles", "warmup", "expected"),
+    [
+        (210, 240, "reproduced"),
+        (210, 400, "not reproduced"),
+        (290, 210, "not reproduced"),
+        (999, 240, "not reproduced"),
+    ],
+)
+def test_the_rule_is_to_find_about_the_step_that_was_chosen_by_hand(
+    tmp_path, settles, warmup, expected
+):
     """The learning rate rises for 12500 / 60 = 208 steps, in which a ratio that has settled does not count."""
     for seed in (1, 2, 3):
         for name in ("adam", "onebit_adam"):
-            synthetic.write(tmp_path, name, seed, 4.0, steps=300, changes={"warmup_steps": warmup, "total_steps": 300})
+            synthetic.write(
+                tmp_path,
+                name,
+                seed,
+                4.0,
+                steps=300,
+                changes={"warmup_steps": warmup, "total_steps": 300},
+            )
         path = tmp_path / f"runs/figure_04/laptop/adam/seed-{seed}/curve.csv"
         curve = pd.read_csv(path)
         curve["variance_ratio"] = np.where((curve.step < 100) | (curve.step >= settles), 0.97, 0.9)
@@ -145,7 +188,9 @@ def test_without_one_of_the_compressors_robustness_is_not_judged(tmp_path):
     assert judged(tmp_path, "C24").verdict == "not judged"
 
 
-@pytest.mark.parametrize(("loss", "expected"), [(4.1, "reproduced"), (4.2, "not reproduced"), (3.8, "not reproduced")])
+@pytest.mark.parametrize(
+    ("loss", "expected"), [(4.1, "reproduced"), (4.2, "not reproduced"), (3.8, "not reproduced")]
+)
 def test_one_scale_is_to_do_as_well_as_one_for_each_tensor(tmp_path, loss, expected):
     synthetic.write_all(tmp_path, onebit_adam_fused=loss)
     assert judged(tmp_path, "L9").verdict == expected
@@ -167,47 +212,109 @@ def test_losses_that_stand_side_by_side_are_of_the_same_seeds(tmp_path, name):
 def overlap(compute, slow, fast):
     """Shares of a step of Adam: of the computation and of a compressed step, at 200 Mbit/s and at 1 Gbit/s; 5% up and down."""
     cells = [("compute", 1000, compute), ("no_overlap", 200, slow), ("no_overlap", 1000, fast)]
-    return pd.DataFrame([{"contender": name, "computed": computed, "rate_mbit": rate, "ratio": share, "ratio_low": 0.95 * share,
-                          "ratio_high": 1.05 * share, "rounds": 9} for name, rate, value in cells
-                         for computed, share in (("elsewhere", value), ("here", 0.5))])
+    return pd.DataFrame(
+        [
+            {
+                "contender": name,
+                "computed": computed,
+                "rate_mbit": rate,
+                "ratio": share,
+                "ratio_low": 0.95 * share,
+                "ratio_high": 1.05 * share,
+                "rounds": 9,
+            }
+            for name, rate, value in cells
+            for computed, share in (("elsewhere", value), ("here", 0.5))
+        ]
+    )
 
 
-@pytest.mark.parametrize(("cells", "verdicts"), [
-    ((0.2, 0.07, 0.25), ["reproduced"] * 3), ((0.6, 0.6, 0.5), ["not reproduced"] * 3), ((0.49, 0.24, 0.25), ["partly", "reproduced", "partly"]),
-])
+@pytest.mark.parametrize(
+    ("cells", "verdicts"),
+    [
+        ((0.2, 0.07, 0.25), ["reproduced"] * 3),
+        ((0.6, 0.6, 0.5), ["not reproduced"] * 3),
+        ((0.49, 0.24, 0.25), ["partly", "reproduced", "partly"]),
+    ],
+)
 def test_a_measured_step_is_judged_by_its_median_between_its_percentiles(cells, verdicts):
     found = [judge(BY_NAME[name], overlap(*cells)) for name in ("S1", "S2", "S3")]
     assert [judgement.verdict for judgement in found] == verdicts
     gain = found[1].interval
-    assert (gain.mean, gain.low, gain.high, gain.n) == pytest.approx((1 / cells[2], 1 / cells[2] / 1.05, 1 / cells[2] / 0.95, 9))
+    assert (gain.mean, gain.low, gain.high, gain.n) == pytest.approx(
+        (1 / cells[2], 1 / cells[2] / 1.05, 1 / cells[2] / 0.95, 9)
+    )
 
 
 def feedback(power, kept, lost, quadratic):
     """error_feedback.csv of two marks: what the errors grow with, f with and without feedback, and the quadratic term."""
-    values = {("sums", "none", "errors"): (1.0, 10.0**power), ("sums", "exact", "f"): (1, 1), ("sums", "feedback", "f"): (1, kept),
-              ("sums", "none", "f"): (1, lost), ("terms", "naive", "quadratic"): (9, quadratic), ("terms", "naive", "squared gradient"): (9, 1)}
-    return pd.DataFrame([{"part": part, "setting": setting, "quantity": quantity, "step": step, "seed": seed, "value": seed * value}
-                         for (part, setting, quantity), pair in values.items() for step, value in zip((100, 1000), pair) for seed in (1, 2, 3)])
+    values = {
+        ("sums", "none", "errors"): (1.0, 10.0**power),
+        ("sums", "exact", "f"): (1, 1),
+        ("sums", "feedback", "f"): (1, kept),
+        ("sums", "none", "f"): (1, lost),
+        ("terms", "naive", "quadratic"): (9, quadratic),
+        ("terms", "naive", "squared gradient"): (9, 1),
+    }
+    return pd.DataFrame(
+        [
+            {
+                "part": part,
+                "setting": setting,
+                "quantity": quantity,
+                "step": step,
+                "seed": seed,
+                "value": seed * value,
+            }
+            for (part, setting, quantity), pair in values.items()
+            for step, value in zip((100, 1000), pair)
+            for seed in (1, 2, 3)
+        ]
+    )
 
 
-@pytest.mark.parametrize(("made_up", "expected"), [((0.6, 1.9, 11, 1.1), "reproduced"), ((0.4, 2.1, 9, 0.9), "not reproduced")])
+@pytest.mark.parametrize(
+    ("made_up", "expected"),
+    [((0.6, 1.9, 11, 1.1), "reproduced"), ((0.4, 2.1, 9, 0.9), "not reproduced")],
+)
 def test_error_feedback_is_judged_seed_by_seed(made_up, expected):
     found = [judge(BY_NAME[name], feedback(*made_up)) for name in ("F1", "F2", "F3", "F4")]
     assert {judgement.verdict for judgement in found} == {expected}
     assert [judgement.interval.mean for judgement in found] == pytest.approx(made_up)
 
 
-@pytest.mark.parametrize(("onebit", "sgd", "verdicts"), [
-    (-0.47, -0.5, ["reproduced"] * 2), (-0.4, -0.5, ["not reproduced"] * 2), (-0.4, -0.4, ["not reproduced", "reproduced"]),
-])
-def test_linear_speedup_is_judged_by_the_exponent_at_the_largest_number_of_steps(onebit, sgd, verdicts):
-    rows = pd.DataFrame([{"method": method, "workers": n, "steps": steps, "seed": seed, "error": seed * n ** (power if steps == 8 else 1.0)}
-                         for method, power in (("onebit_adam", onebit), ("momentum_sgd", sgd)) for n in (1, 4, 16) for steps in (4, 8)
-                         for seed in (1, 2, 3)])
+@pytest.mark.parametrize(
+    ("onebit", "sgd", "verdicts"),
+    [
+        (-0.47, -0.5, ["reproduced"] * 2),
+        (-0.4, -0.5, ["not reproduced"] * 2),
+        (-0.4, -0.4, ["not reproduced", "reproduced"]),
+    ],
+)
+def test_linear_speedup_is_judged_by_the_exponent_at_the_largest_number_of_steps(
+    onebit, sgd, verdicts
+):
+    rows = pd.DataFrame(
+        [
+            {
+                "method": method,
+                "workers": n,
+                "steps": steps,
+                "seed": seed,
+                "error": seed * n ** (power if steps == 8 else 1.0),
+            }
+            for method, power in (("onebit_adam", onebit), ("momentum_sgd", sgd))
+            for n in (1, 4, 16)
+            for steps in (4, 8)
+            for seed in (1, 2, 3)
+        ]
+    )
     assert [judge(BY_NAME[name], rows).verdict for name in ("F5", "F6")] == verdicts
 
 
-@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.folder != "runs"], ids=lambda claim: claim.name)
+@pytest.mark.parametrize(
+    "claim", [claim for claim in CLAIMS if claim.folder != "runs"], ids=lambda claim: claim.name
+)
 def test_a_claim_on_measurements_reads_what_is_committed(claim):
     rows, facts = measured.read(RESULTS, claim.folder, claim.experiment)
     assert facts["experiment"] == claim.experiment and judge(claim, rows).interval.n >= 3

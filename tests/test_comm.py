@@ -18,7 +18,10 @@ SIZES = (1, 2, 3, 4)
 LENGTHS = (0, 1, 2, 7, 1001)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # (x's dtype, the wire's)
-REDUCTIONS = [(dtype, None) for dtype in DTYPES] + [(torch.float32, torch.float16), (torch.float64, torch.float32)]
+REDUCTIONS = [(dtype, None) for dtype in DTYPES] + [
+    (torch.float32, torch.float16),
+    (torch.float64, torch.float32),
+]
 
 
 # What every backend is asked on every rank; the answers are compared with the definitions below.
@@ -33,7 +36,9 @@ def message(rank, rows, k):
 def numbers(rank, n, dtype):
     """Numbers of many magnitudes, so that the order of a sum shows in its bits; a tenth are subnormal in float16."""
     generator = torch.Generator().manual_seed(2000 * rank + n)
-    exponents = torch.linspace(-7, 3, n, dtype=torch.float64)[torch.randperm(n, generator=generator)]
+    exponents = torch.linspace(-7, 3, n, dtype=torch.float64)[
+        torch.randperm(n, generator=generator)
+    ]
     return (torch.randn(n, generator=generator, dtype=torch.float64) * 10**exponents).to(dtype)
 
 
@@ -180,8 +185,12 @@ def test_library_mean_is_the_mean_and_the_same_on_every_rank(backend, size):
 def test_library_mean_divides_float16_before_the_sum(backend):
     for found in all_answers(backend, 4):
         assert torch.equal(found["large, library"][0], torch.full((5,), 3e4, dtype=torch.float16))
-        expected = torch.stack([numbers(rank, 7, torch.bfloat16) for rank in range(4)]).double().mean(0)
-        torch.testing.assert_close(found["bfloat16, library"][0].double(), expected, rtol=0.03, atol=1e-6)
+        expected = (
+            torch.stack([numbers(rank, 7, torch.bfloat16) for rank in range(4)]).double().mean(0)
+        )
+        torch.testing.assert_close(
+            found["bfloat16, library"][0].double(), expected, rtol=0.03, atol=1e-6
+        )
 
 
 def test_library_mean_of_mpi_refuses_16_bits_with_the_remedy():
@@ -208,7 +217,9 @@ def watched_bytes(communicator):
     """(bytes, dtypes, calls) that torch.distributed was handed, every entry of it being watched, beside the counters."""
     sent, dtypes, calls = 0, set(), 0
     leaving = {  # the part of what is handed over that leaves this rank
-        "all_to_all_single": lambda result, x: x.nbytes * (communicator.size - 1) // communicator.size,
+        "all_to_all_single": lambda result, x: (
+            x.nbytes * (communicator.size - 1) // communicator.size
+        ),
         "all_gather_single": lambda result, x: x.nbytes * (communicator.size - 1),
         "all_gather_into_tensor": lambda result, x: x.nbytes * (communicator.size - 1),
         "all_reduce": lambda x: 2 * x.nbytes * (communicator.size - 1) // communicator.size,
@@ -226,8 +237,21 @@ def watched_bytes(communicator):
 
         return collective
 
-    prefixes = ("all_", "broadcast", "gather", "reduce", "scatter", "send", "recv", "isend", "irecv", "batch_")
-    for name in [name for name in dir(dist) if name.startswith(prefixes) and callable(getattr(dist, name))]:
+    prefixes = (
+        "all_",
+        "broadcast",
+        "gather",
+        "reduce",
+        "scatter",
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+        "batch_",
+    )
+    for name in [
+        name for name in dir(dist) if name.startswith(prefixes) and callable(getattr(dist, name))
+    ]:
         setattr(dist, name, watched(name))
     answers(communicator)
     return (sent, calls), (communicator.bytes_sent, communicator.calls), dtypes
@@ -243,7 +267,11 @@ def test_counters_are_the_bytes_handed_to_torch_distributed():
 
 def results_after_everyone_scribbles(communicator):
     x = message(communicator.rank, communicator.size, 9).contiguous()
-    results = [communicator.all_to_all(x), communicator.all_gather(x[0]), communicator.all_reduce(x.double())]
+    results = [
+        communicator.all_to_all(x),
+        communicator.all_gather(x[0]),
+        communicator.all_reduce(x.double()),
+    ]
     kept = [result.clone() for result in [x, *results]]
     communicator.all_gather(torch.zeros(1, dtype=torch.uint8))  # everyone has its copies
     if communicator.rank == 0:
@@ -271,11 +299,18 @@ def rank_1_is_missing(communicator):
 
 @pytest.mark.parametrize(
     ("run", "options"),
-    [(run_threads, {"timeout": 0.5}), (run_gloo, {"collective_timeout": 1}), (run_mpi, {"collective_timeout": 1})],
+    [
+        (run_threads, {"timeout": 0.5}),
+        (run_gloo, {"collective_timeout": 1}),
+        (run_mpi, {"collective_timeout": 1}),
+    ],
 )
 def test_a_missing_rank_is_an_error_after_the_time_out(run, options):
     started = time.monotonic()
-    with pytest.raises(RuntimeError, match="rank 0.*Every rank must|rank 0 of 2(.|\n)*branch that only some ranks take"):
+    with pytest.raises(
+        RuntimeError,
+        match="rank 0.*Every rank must|rank 0 of 2(.|\n)*branch that only some ranks take",
+    ):
         run(2, rank_1_is_missing, **options)
     assert time.monotonic() - started < 25
 
@@ -338,7 +373,12 @@ def train():
 @pytest.mark.parametrize(
     ("rank_1", "run", "timeout", "message"),
     [
-        ("raise KeyError('of rank 1')", "with onebit.comm.abort_on_error(communicator): train()", 600, "of rank 1"),
+        (
+            "raise KeyError('of rank 1')",
+            "with onebit.comm.abort_on_error(communicator): train()",
+            600,
+            "of rank 1",
+        ),
         ("time.sleep(600)", "train()", 1, "rank 0 of 2 waited 1.0 s in all_gather"),
     ],
     ids=["error", "missing rank"],
@@ -386,7 +426,9 @@ def no_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+@pytest.mark.parametrize(
+    "name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
+)
 def test_several_processes_without_a_group_are_refused(no_launcher, monkeypatch, name):
     monkeypatch.setenv(name, "1")
     assert isinstance(default_communicator(), Single)
@@ -400,7 +442,9 @@ def test_a_single_worker_sends_nothing(no_launcher):
     communicator = default_communicator()
     x = numbers(0, 7, torch.float32)
     assert torch.equal(communicator.all_reduce(x, torch.float16), x)
-    assert torch.equal(communicator.all_to_all(x.view(torch.uint8)[None]), x.view(torch.uint8)[None])
+    assert torch.equal(
+        communicator.all_to_all(x.view(torch.uint8)[None]), x.view(torch.uint8)[None]
+    )
     assert torch.equal(communicator.all_gather(x.view(torch.uint8)), x.view(torch.uint8)[None])
     assert (communicator.bytes_sent, communicator.bytes_received, communicator.calls) == (0, 0, 0)
 

@@ -25,10 +25,25 @@ from onebit.compression import Identity, Quantize, Sign, TopK
 from onebit.kernels.torch_ops import Terms
 from onebit.layout import Layout
 
-SHAPES = [(1,), (7,), (9, 7), (64,), (0,), (), (65,), (1000,), (2, 300)]  # with 3 ranks the chunks' edges cut the last two
+SHAPES = [
+    (1,),
+    (7,),
+    (9, 7),
+    (64,),
+    (0,),
+    (),
+    (65,),
+    (1000,),
+    (2, 300),
+]  # with 3 ranks the chunks' edges cut the last two
 BITS = (2, 4, 8, 16)
 OPTIONS = {
-    "Quantize": [{"bits": bits, "norm": norm, "stochastic": lots} for bits in BITS for norm in ("max", "l2") for lots in (False, True)],
+    "Quantize": [
+        {"bits": bits, "norm": norm, "stochastic": lots}
+        for bits in BITS
+        for norm in ("max", "l2")
+        for lots in (False, True)
+    ],
     "TopK": [{"density": density} for density in (0.001, 0.05, 0.5, 1.0)],
 }
 
@@ -43,7 +58,11 @@ def registered():
 
 
 def named(compressor):
-    return " ".join([compressor.func.__name__, *map(str, compressor.keywords.values())]) if isinstance(compressor, partial) else compressor.__name__
+    return (
+        " ".join([compressor.func.__name__, *map(str, compressor.keywords.values())])
+        if isinstance(compressor, partial)
+        else compressor.__name__
+    )
 
 
 every_compressor = pytest.mark.parametrize("compressor", list(registered()), ids=named)
@@ -61,7 +80,10 @@ def partitions(ranks, active=None):
     """(partition, the part of the vector that is its), of the worker and of each server."""
     layout = Layout(SHAPES, ranks)
     worker = layout.worker_partition(active)
-    return [(worker, slice(None)), *((layout.server_partition(rank, worker), layout.chunk_of(rank)) for rank in range(ranks))]
+    return [
+        (worker, slice(None)),
+        *((layout.server_partition(rank, worker), layout.chunk_of(rank)) for rank in range(ranks)),
+    ]
 
 
 def vectors(layout, dtype, active):
@@ -69,7 +91,13 @@ def vectors(layout, dtype, active):
     generator = torch.Generator().manual_seed(0)
     normal = torch.randn(layout.size, generator=generator, dtype=torch.float64)
     spiked = torch.where(torch.arange(layout.size) % 61 == 7, 1e3, 1e-2 * normal)
-    for x in (torch.zeros_like(normal), normal, spiked, torch.full_like(normal, 0.3), (2 * normal).round()):
+    for x in (
+        torch.zeros_like(normal),
+        normal,
+        spiked,
+        torch.full_like(normal, 0.3),
+        (2 * normal).round(),
+    ):
         yield torch.where(active, x, 0).to(dtype)
 
 
@@ -100,7 +128,10 @@ def test_the_error_stays_within_the_stated_bound(compressor, dtype, ranks, every
                 errors.append(group_norms(partition, y - x))
             mean_square = torch.stack(errors).square().mean(0)
             limit = (q * group_norms(partition, x)).square()
-            assert (mean_square <= (1.3 if draws > 1 else 1) * limit + 1e-12 * group_norms(partition, x).square()).all()
+            assert (
+                mean_square
+                <= (1.3 if draws > 1 else 1) * limit + 1e-12 * group_norms(partition, x).square()
+            ).all()
 
 
 @every_compressor
@@ -119,7 +150,10 @@ def test_a_row_has_the_bytes_that_it_promises(compressor, dtype):
             assert other.row_bytes == made.row_bytes
             assert torch.equal(other.decompress(payload[rank : rank + 1]), read[own])
             assert other.compress(read[own], drawing()).shape == (1, made.row_bytes)
-    assert torch.equal(made.decompress(torch.stack(payloads)), torch.stack([made.decompress(payload) for payload in payloads]))
+    assert torch.equal(
+        made.decompress(torch.stack(payloads)),
+        torch.stack([made.decompress(payload) for payload in payloads]),
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -128,8 +162,14 @@ def test_bytes_by_hand(ranks):
     partition, _ = partitions(ranks)[0]
     pieces = max(int((row > 0).sum()) for row in partition.piece_lengths)
     for bits in BITS:
-        assert Quantize(partition, torch.float32, bits=bits).row_bytes == partition.row_elements * bits // 8 + 4 * pieces
-        assert Quantize(partition, torch.float64, bits=bits).row_bytes == partition.row_elements * bits // 8 + 8 * pieces
+        assert (
+            Quantize(partition, torch.float32, bits=bits).row_bytes
+            == partition.row_elements * bits // 8 + 4 * pieces
+        )
+        assert (
+            Quantize(partition, torch.float64, bits=bits).row_bytes
+            == partition.row_elements * bits // 8 + 8 * pieces
+        )
     for density in (0.01, 0.3):
         sent = -int(-density * partition.row_elements // 1) + pieces
         assert TopK(partition, torch.float32, density=density).row_bytes == 8 * sent
@@ -145,7 +185,10 @@ def test_zero_stays_zero_and_twice_the_input_is_twice_the_output(compressor, dty
     zero, *others = vectors(layout, dtype, layout.real)
     assert not made.decompress(made.compress(zero, drawing())).any()
     for x in others:
-        assert torch.equal(made.decompress(made.compress(2 * x, drawing())), 2 * made.decompress(made.compress(x, drawing())))
+        assert torch.equal(
+            made.decompress(made.compress(2 * x, drawing())),
+            2 * made.decompress(made.compress(x, drawing())),
+        )
 
 
 @every_compressor
@@ -173,7 +216,9 @@ def test_what_is_not_finite_is_not_hidden(compressor, dtype):
 def test_telescoping_with_every_compressor(size, compressor):
     """sum of outputs = sum of mean inputs - errors at the end, the same bits on every rank; masked elements hold nothing."""
     active = masked(Layout(SHAPES, size))
-    results = onebit.comm.run_threads(size, lambda c: rounds(c, SHAPES, 20, compressor=compressor, active=active))
+    results = onebit.comm.run_threads(
+        size, lambda c: rounds(c, SHAPES, 20, compressor=compressor, active=active)
+    )
     inputs = sum(r[0] for r in results) / size
     errors = sum(r[2] for r in results) / size + torch.cat([r[3] for r in results])
     for result in results:
@@ -198,7 +243,9 @@ def lone(x, kind, **options):
 def test_levels_by_hand():
     """4 bits: s = 7. Under the max norm 14 the levels are even numbers; under the l2 norm of (3, 4) they are multiples of 5/7."""
     assert lone([14.0, -13.1, 0.9, -1.1, 0.0], Quantize, bits=4)[2] == [14.0, -14.0, 0.0, -2.0, 0.0]
-    assert lone([3.0, -4.0], Quantize, bits=4, norm="l2")[2] == pytest.approx([4 * 5 / 7, -6 * 5 / 7])
+    assert lone([3.0, -4.0], Quantize, bits=4, norm="l2")[2] == pytest.approx(
+        [4 * 5 / 7, -6 * 5 / 7]
+    )
     assert lone([1.0, -0.4, 0.6], Quantize, bits=2)[2] == [1.0, 0.0, 1.0]
 
 
@@ -211,7 +258,9 @@ def test_a_norm_that_comes_out_too_small_turns_no_sign(bits):
 @pytest.mark.parametrize("bits", BITS)
 def test_codes_are_twos_complement_lowest_bits_first(bits):
     s = 2 ** (bits - 1) - 1
-    made, flat, out = lone([float(k) for k in (s, -s, 0, 1 if s > 1 else 0, -1, 0, s, s)], Quantize, bits=bits)
+    made, flat, out = lone(
+        [float(k) for k in (s, -s, 0, 1 if s > 1 else 0, -1, 0, s, s)], Quantize, bits=bits
+    )
     codes = [s, -s, 0, 1 if s > 1 else 0, -1, 0, s, s]
     assert out == codes
     number = sum((code % 2**bits) << (bits * i) for i, code in enumerate(codes))
@@ -254,14 +303,23 @@ def lots(communicator, seed=0, stream=0, rounds=0, count=2, drop=False):
 
     class Spy(Quantize):
         def _by_lot(self, k, generator):
-            drawn.append(torch.rand(4, generator=torch.Generator().set_state(generator.get_state())).tolist())
+            drawn.append(
+                torch.rand(4, generator=torch.Generator().set_state(generator.get_state())).tolist()
+            )
             return super()._by_lot(k, generator)
 
     layout = Layout([(300,)], communicator.size)
-    allreduce = onebit.allreduce.CompressedAllreduce(communicator, layout, compressor=partial(Spy, stochastic=True, seed=seed), stream=stream,
-                                                     rounds=rounds)
+    allreduce = onebit.allreduce.CompressedAllreduce(
+        communicator,
+        layout,
+        compressor=partial(Spy, stochastic=True, seed=seed),
+        stream=stream,
+        rounds=rounds,
+    )
     for _ in range(count):
-        gathered = allreduce.exchange(allreduce.compress(Terms(layout.views(torch.ones(layout.size)), [1.0])))
+        gathered = allreduce.exchange(
+            allreduce.compress(Terms(layout.views(torch.ones(layout.size)), [1.0]))
+        )
         if not drop:
             allreduce.commit()
     return drawn, gathered
@@ -269,27 +327,38 @@ def lots(communicator, seed=0, stream=0, rounds=0, count=2, drop=False):
 
 def test_no_two_ranks_rounds_sides_streams_or_seeds_draw_the_same_lots():
     """Else their errors would not average out."""
-    everyone = [drawn for options in ({}, {"seed": 1}, {"stream": 1}) for drawn, _ in onebit.comm.run_threads(3, lambda c: lots(c, **options))]  # noqa: B023
+    everyone = [
+        drawn
+        for options in ({}, {"seed": 1}, {"stream": 1})
+        for drawn, _ in onebit.comm.run_threads(3, lambda c: lots(c, **options))
+    ]  # noqa: B023
     numbers = [tuple(draw) for drawn in everyone for draw in drawn]
     assert len(numbers) == 3 * 3 * 2 * 2 and len(set(numbers)) == len(numbers)
 
 
 def test_lots_are_a_function_of_the_round_that_was_committed():
     """Going on from round 1 draws what round 1 drew; a round that was dropped is drawn again."""
-    straight, again, later, dropped = (onebit.comm.run_threads(2, lambda c: lots(c, **options)[0])  # noqa: B023
-                                       for options in ({}, {}, {"rounds": 1, "count": 1}, {"drop": True}))
+    straight, again, later, dropped = (
+        onebit.comm.run_threads(2, lambda c: lots(c, **options)[0])  # noqa: B023
+        for options in ({}, {}, {"rounds": 1, "count": 1}, {"drop": True})
+    )
     for a, b, c, d in zip(straight, again, later, dropped):
         assert a == b and c == a[2:] and d == a[:2] * 2
 
 
 def test_without_feedback_the_errors_stay_zero():
     """Sign loses something of every vector; the outputs of two equal rounds are then equal, which error feedback would make different."""
+
     def run(communicator, feedback):
         layout = Layout([(300,)], communicator.size)
         allreduce = onebit.allreduce.CompressedAllreduce(communicator, layout, feedback=feedback)
         x = torch.linspace(-1, 2, layout.size).where(layout.real, 0)
         first, second = (allreduce.allreduce(x.clone()) for _ in range(2))
-        return torch.equal(first, second), bool(allreduce.worker_error.any() or allreduce.server_error.any()), allreduce.rounds
+        return (
+            torch.equal(first, second),
+            bool(allreduce.worker_error.any() or allreduce.server_error.any()),
+            allreduce.rounds,
+        )
 
     assert onebit.comm.run_threads(2, lambda c: run(c, False)) == [(True, False, 2)] * 2
     assert onebit.comm.run_threads(2, lambda c: run(c, True)) == [(False, True, 2)] * 2
@@ -311,13 +380,23 @@ class Uniforms:
         return torch.rand(count, generator=generator, dtype=torch.float64)
 
     def workers(self):
-        return np.stack([joined(self.layout.views(self._numbers(rank, 0, self.layout.size))) for rank in range(self.ranks)])
+        return np.stack(
+            [
+                joined(self.layout.views(self._numbers(rank, 0, self.layout.size)))
+                for rank in range(self.ranks)
+            ]
+        )
 
     def servers(self):
-        return joined(self.layout.views(torch.cat([self._numbers(rank, 1, self.layout.chunk) for rank in range(self.ranks)])))
+        return joined(
+            self.layout.views(
+                torch.cat([self._numbers(rank, 1, self.layout.chunk) for rank in range(self.ranks)])
+            )
+        )
 
     def compressor(self, **options):
         """`reference.quantize` that draws them: a round is a call for the workers, then one for the servers."""
+
         def C(x, segments, active):
             if x.ndim == 2:
                 return reference.quantize(x, segments, active, u=self.workers(), **options)
@@ -330,9 +409,15 @@ class Uniforms:
 
 def reference_of(compressor, ranks, rounds=0, stream=0):
     """The same compressor for `onebit.reference`."""
-    kind, options = (compressor.func, dict(compressor.keywords)) if isinstance(compressor, partial) else (compressor, {})
+    kind, options = (
+        (compressor.func, dict(compressor.keywords))
+        if isinstance(compressor, partial)
+        else (compressor, {})
+    )
     if kind is TopK:
-        return lambda x, _, active: reference.top_k(x, segments(ranks)[1], active, options.get("density", 0.01))
+        return lambda x, _, active: reference.top_k(
+            x, segments(ranks)[1], active, options.get("density", 0.01)
+        )
     if kind is Quantize:
         told = {"levels": 2 ** (options.get("bits", 8) - 1) - 1, "norm": options.get("norm", "max")}
         if options.get("stochastic"):
@@ -340,7 +425,9 @@ def reference_of(compressor, ranks, rounds=0, stream=0):
         return partial(reference.quantize, **told)
     known = {Sign: reference.one_bit, Identity: reference.identity}
     if kind not in known:
-        pytest.skip(f"onebit.reference has no {kind.__name__}: write it there and name it here, and 1-bit Adam with it is compared, too")
+        pytest.skip(
+            f"onebit.reference has no {kind.__name__}: write it there and name it here, and 1-bit Adam with it is compared, too"
+        )
     return known[kind]
 
 
@@ -348,29 +435,54 @@ def reference_of(compressor, ranks, rounds=0, stream=0):
 @every_compressor
 def test_onebit_adam_with_every_compressor_equals_its_reference(ranks, compressor):
     """The lots of the first compressed step are those of round T_w."""
-    history = onebit.comm.run_threads(ranks, lambda c: train(c, onebit.OneBitAdam, {"warmup": T_W, "compressor": compressor}))
-    assert_equals_reference(history, reference.one_bit_adam(
-        joined(start_values()), gradients_of_all(ranks), ranks, segments=segments(ranks), T_w=T_W, C=reference_of(compressor, ranks, T_W),
-        **reference_options()), corrected_at=T_W)
+    history = onebit.comm.run_threads(
+        ranks, lambda c: train(c, onebit.OneBitAdam, {"warmup": T_W, "compressor": compressor})
+    )
+    assert_equals_reference(
+        history,
+        reference.one_bit_adam(
+            joined(start_values()),
+            gradients_of_all(ranks),
+            ranks,
+            segments=segments(ranks),
+            T_w=T_W,
+            C=reference_of(compressor, ranks, T_W),
+            **reference_options(),
+        ),
+        corrected_at=T_W,
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_all_of_the_elements_is_the_identity(ranks):
     """TopK of density 1 sends everything: 1-bit Adam with it is "1-bit Adam (32 bits)", bit for bit."""
-    kept, plain = (onebit.comm.run_threads(ranks, lambda c: train(c, onebit.OneBitAdam, {"warmup": T_W, "compressor": compressor}, 40))  # noqa: B023
-                   for compressor in (partial(TopK, density=1.0), Identity))
+    kept, plain = (
+        onebit.comm.run_threads(
+            ranks,
+            lambda c: train(c, onebit.OneBitAdam, {"warmup": T_W, "compressor": compressor}, 40),
+        )  # noqa: B023
+        for compressor in (partial(TopK, density=1.0), Identity)
+    )
     for a, b in zip(kept[0], plain[0], strict=True):
         assert all(np.array_equal(a[name], b[name]) for name in "xmv")
 
 
 def test_overlap_changes_no_lot():
     """An exchange that begins during backward, before the step is counted, draws what it would draw in step()."""
+
     def run(communicator, overlap):
         model = torch.nn.Linear(30, 7)
         for p in model.parameters():
             torch.nn.init.normal_(p, generator=drawing())
-        optimizer = onebit.OneBitAdam(model.parameters(), lr=1e-2, warmup=3, compressor=partial(Quantize, bits=4, stochastic=True),
-                                      bucket_cap_mb=5e-4, overlap=overlap, communicator=communicator)
+        optimizer = onebit.OneBitAdam(
+            model.parameters(),
+            lr=1e-2,
+            warmup=3,
+            compressor=partial(Quantize, bits=4, stochastic=True),
+            bucket_cap_mb=5e-4,
+            overlap=overlap,
+            communicator=communicator,
+        )
         for t in range(8):
             x = torch.randn(5, 30, generator=drawing(10 * t + communicator.rank))
             model(x).square().sum().backward()
@@ -378,23 +490,42 @@ def test_overlap_changes_no_lot():
             optimizer.zero_grad()
         return joined(model.parameters())
 
-    for early, late in zip(*(onebit.comm.run_threads(2, lambda c: run(c, overlap)) for overlap in (True, False))):  # noqa: B023
+    for early, late in zip(
+        *(onebit.comm.run_threads(2, lambda c: run(c, overlap)) for overlap in (True, False))
+    ):  # noqa: B023
         np.testing.assert_array_equal(early, late)
 
 
-@pytest.mark.parametrize(("compressor", "message"), [
-    (partial(Quantize, bits=5), "bits among"), (partial(Quantize, norm="l1"), "norm among"), (partial(Quantize, stochastic=1), "True or False"),
-    (partial(Quantize, seed=-1), "seed must be"), (partial(TopK, density=0), "density above 0"), (partial(TopK, density=1.5), "at most 1"),
-])
+@pytest.mark.parametrize(
+    ("compressor", "message"),
+    [
+        (partial(Quantize, bits=5), "bits among"),
+        (partial(Quantize, norm="l1"), "norm among"),
+        (partial(Quantize, stochastic=1), "True or False"),
+        (partial(Quantize, seed=-1), "seed must be"),
+        (partial(TopK, density=0), "density above 0"),
+        (partial(TopK, density=1.5), "at most 1"),
+    ],
+)
 def test_a_wrong_option_of_a_compressor_is_refused_when_the_optimizer_is_made(compressor, message):
     """Not at the freeze, when the warm-up would be lost."""
     with pytest.raises(ValueError, match=message):
-        onebit.OneBitAdam([torch.nn.Parameter(torch.ones(3))], warmup=3, compressor=compressor, communicator=onebit.comm.Single())
+        onebit.OneBitAdam(
+            [torch.nn.Parameter(torch.ones(3))],
+            warmup=3,
+            compressor=compressor,
+            communicator=onebit.comm.Single(),
+        )
 
 
 def test_what_makes_no_compressor_is_refused():
     with pytest.raises(TypeError, match="-> Compressor"):
-        onebit.OneBitAdam([torch.nn.Parameter(torch.ones(3))], warmup=3, compressor=lambda partition, dtype: None, communicator=onebit.comm.Single())
+        onebit.OneBitAdam(
+            [torch.nn.Parameter(torch.ones(3))],
+            warmup=3,
+            compressor=lambda partition, dtype: None,
+            communicator=onebit.comm.Single(),
+        )
 
 
 def test_references_by_hand():
@@ -402,7 +533,16 @@ def test_references_by_hand():
     everywhere, whole = np.ones(4, bool), [slice(0, 4)]
     x = np.array([14.0, -13.1, 0.9, -1.1])
     np.testing.assert_allclose(reference.quantize(x, whole, everywhere, 7), [14, -14, 0, -2])
-    np.testing.assert_allclose(reference.quantize(x, whole, everywhere, 7, u=np.full(4, 0.5)), [14, -14, 0, -2])
-    np.testing.assert_allclose(reference.quantize(x, whole, everywhere, 7, u=np.zeros(4)), [14, -12, 2, 0])
-    np.testing.assert_allclose(reference.top_k(np.array([1.0, -3, 3, 2]), whole, everywhere, 0.25), [0, -3, 0, 0])
-    np.testing.assert_allclose(reference.top_k(np.array([1.0, -3, 3, 2]), whole, np.array([True, False, True, True]), 0.5), [0, 0, 3, 2])
+    np.testing.assert_allclose(
+        reference.quantize(x, whole, everywhere, 7, u=np.full(4, 0.5)), [14, -14, 0, -2]
+    )
+    np.testing.assert_allclose(
+        reference.quantize(x, whole, everywhere, 7, u=np.zeros(4)), [14, -12, 2, 0]
+    )
+    np.testing.assert_allclose(
+        reference.top_k(np.array([1.0, -3, 3, 2]), whole, everywhere, 0.25), [0, -3, 0, 0]
+    )
+    np.testing.assert_allclose(
+        reference.top_k(np.array([1.0, -3, 3, 2]), whole, np.array([True, False, True, True]), 0.5),
+        [0, 0, 3, 2],
+    )

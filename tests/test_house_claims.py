@@ -10,7 +10,14 @@ from onebit.lab import judge as judging
 from onebit.lab.claims import CLAIMS
 from onebit.lab.claims.bert import MARGIN, final_loss, formula_reduction
 from onebit.lab.facts import ROOT
-from onebit.lab.judge import Interval, consistent, judge, mean_interval, prediction_interval, verdict
+from onebit.lab.judge import (
+    Interval,
+    consistent,
+    judge,
+    mean_interval,
+    prediction_interval,
+    verdict,
+)
 from onebit.lab.results import RESULTS, TUNING_SEED, differing, load
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
@@ -49,15 +56,18 @@ def test_mean_interval_holds_the_mean_in_95_of_100_samples():
     assert np.mean(held) == pytest.approx(0.95, abs=0.012)  # 3.5 standard errors
 
 
-@pytest.mark.parametrize(("low", "high", "n", "expected"), [
-    (-0.01, 0.02, 3, "reproduced"),
-    (-0.01, 0.04, 3, "partly"),
-    (-0.05, 0.05, 3, "partly"),
-    (0.031, 0.04, 3, "not reproduced"),
-    (-0.06, -0.04, 3, "not reproduced"),
-    (-0.01, 0.02, 2, "not judged"),
-    (inf, inf, 3, "not reproduced"),
-])
+@pytest.mark.parametrize(
+    ("low", "high", "n", "expected"),
+    [
+        (-0.01, 0.02, 3, "reproduced"),
+        (-0.01, 0.04, 3, "partly"),
+        (-0.05, 0.05, 3, "partly"),
+        (0.031, 0.04, 3, "not reproduced"),
+        (-0.06, -0.04, 3, "not reproduced"),
+        (-0.01, 0.02, 2, "not judged"),
+        (inf, inf, 3, "not reproduced"),
+    ],
+)
 def test_verdict_of_an_equivalence(low, high, n, expected):
     assert verdict(Interval((low + high) / 2, low, high, n), (-MARGIN, MARGIN)) == expected
 
@@ -102,8 +112,12 @@ def write_diverged(root, optimizer, seeds, others=(1, 2, 3)):
     """Runs of every optimizer, of which those of one diverged at some seeds."""
     for name in ("adam", "onebit_adam", "onebit_adam_32bit", "naive_onebit_adam"):
         for seed in others:
-            diverged = {"status": "diverged", "steps": 50} if name == optimizer and seed in seeds else {}
-            synthetic.write(root, name, seed, 5.0 if name == "naive_onebit_adam" else 4.0, **diverged)
+            diverged = (
+                {"status": "diverged", "steps": 50} if name == optimizer and seed in seeds else {}
+            )
+            synthetic.write(
+                root, name, seed, 5.0 if name == "naive_onebit_adam" else 4.0, **diverged
+            )
 
 
 def test_onebit_adam_that_diverged_is_infinitely_far_behind(tmp_path):
@@ -111,14 +125,19 @@ def test_onebit_adam_that_diverged_is_infinitely_far_behind(tmp_path):
     rows = load(tmp_path, "figure_04", "laptop")
     assert final_loss(rows, "onebit_adam")[3] == inf
     judgement = judge(BY_NAME["C1"], rows)
-    assert (judgement.verdict, judgement.detail) == ("not reproduced", "loss 4.000 (1 of 3 diverged), Adam 4.000")
+    assert (judgement.verdict, judgement.detail) == (
+        "not reproduced",
+        "loss 4.000 (1 of 3 diverged), Adam 4.000",
+    )
     assert judge(BY_NAME["C4"], rows).interval.n == 2
 
 
 def test_a_seed_at_which_adam_diverged_gives_no_number(tmp_path):
     write_diverged(tmp_path, "adam", [4], others=(1, 2, 3, 4))
     rows = load(tmp_path, "figure_04", "laptop")
-    assert {judge(BY_NAME[name], rows).interval.n for name in ("C1", "C2", "C3", "C4", "C5", "C6")} == {3}
+    assert {
+        judge(BY_NAME[name], rows).interval.n for name in ("C1", "C2", "C3", "C4", "C5", "C6")
+    } == {3}
     assert verdict_of("C1", tmp_path) == "reproduced"
 
 
@@ -126,13 +145,19 @@ def test_one_naive_run_that_diverged_does_not_decide_alone(tmp_path):
     write_diverged(tmp_path, "naive_onebit_adam", [4], others=(1, 2, 3, 4))
     judgement = judge(BY_NAME["C3"], load(tmp_path, "figure_04", "laptop"))
     assert judgement.interval.mean == pytest.approx(0.25)
-    assert (judgement.interval.n, judgement.detail) == (3, "loss 5.000 (1 of 4 diverged), Adam 4.000")
+    assert (judgement.interval.n, judgement.detail) == (
+        3,
+        "loss 5.000 (1 of 4 diverged), Adam 4.000",
+    )
 
 
 def test_naive_runs_that_all_diverged_have_fallen_behind(tmp_path):
     write_diverged(tmp_path, "naive_onebit_adam", [1, 2, 3])
     judgement = judge(BY_NAME["C3"], load(tmp_path, "figure_04", "laptop"))
-    assert (judgement.verdict, judgement.detail) == ("reproduced", "loss diverged at every seed, Adam 4.000")
+    assert (judgement.verdict, judgement.detail) == (
+        "reproduced",
+        "loss diverged at every seed, Adam 4.000",
+    )
 
 
 def test_the_tuning_seed_is_none_of_the_results(tmp_path):
@@ -142,9 +167,15 @@ def test_the_tuning_seed_is_none_of_the_results(tmp_path):
     assert judge(BY_NAME["C1"], load(tmp_path, "figure_04", "laptop")).interval.n == 3
 
 
-@pytest.mark.parametrize(("changes", "named"), [
-    ({"workers": 2}, "workers"), ({"corpus_sha256": "b"}, "corpus_sha256"), ({"config": synthetic.config("adam") | {"lr": 1.0}}, "lr"),
-], ids=["workers", "text", "option"])
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"workers": 2}, "workers"),
+        ({"corpus_sha256": "b"}, "corpus_sha256"),
+        ({"config": synthetic.config("adam") | {"lr": 1.0}}, "lr"),
+    ],
+    ids=["workers", "text", "option"],
+)
 def test_runs_that_differ_in_more_than_seed_and_optimizer_are_not_mixed(tmp_path, changes, named):
     synthetic.write(tmp_path, "onebit_adam", 1, 4.0, changes={"corpus_sha256": "a"})
     synthetic.write(tmp_path, "adam", 2, 4.0, changes={"corpus_sha256": "a"} | changes)
@@ -154,7 +185,14 @@ def test_runs_that_differ_in_more_than_seed_and_optimizer_are_not_mixed(tmp_path
 
 @pytest.mark.parametrize("place", ["cache", "data_root", "output"])
 def test_where_a_machine_keeps_its_files_does_not_set_runs_apart(place):
-    one, other = ({"optimizer": "adam", "workers": 4, "config": {"lr": 1, place: root, "task": {"train": {place: root}}}} for root in "ab")
+    one, other = (
+        {
+            "optimizer": "adam",
+            "workers": 4,
+            "config": {"lr": 1, place: root, "task": {"train": {place: root}}},
+        }
+        for root in "ab"
+    )
     assert not differing(one, other)
     other["config"]["task"]["train"]["size"] = 1
     assert differing(one, other) == ["task"]
@@ -172,15 +210,27 @@ def test_a_volume_off_the_formula_is_not_reproduced(tmp_path):
     synthetic.write_all(tmp_path, seeds=())
     for seed in (1, 2, 3):
         synthetic.write(tmp_path, "adam", seed, 4.0)
-        synthetic.write(tmp_path, "onebit_adam", seed, 4.0, compressed_share=1 / 28)  # 2.0 % more than the formula
+        synthetic.write(
+            tmp_path, "onebit_adam", seed, 4.0, compressed_share=1 / 28
+        )  # 2.0 % more than the formula
     assert verdict_of("C4", tmp_path) == "reproduced"
     for folder in (tmp_path / "runs/figure_04/laptop/onebit_adam").iterdir():
         seed = int(folder.name[-1])
-        synthetic.rows("onebit_adam", seed, 4.0, compressed_share=1 / 20).to_csv(folder / "curve.csv", index=False)
+        synthetic.rows("onebit_adam", seed, 4.0, compressed_share=1 / 20).to_csv(
+            folder / "curve.csv", index=False
+        )
     assert verdict_of("C4", tmp_path) == "not reproduced"
 
 
-@pytest.mark.parametrize(("ratio", "expected"), [(0.97, "reproduced"), (1.03, "reproduced"), (0.94, "not reproduced"), (1.06, "not reproduced")])
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (0.97, "reproduced"),
+        (1.03, "reproduced"),
+        (0.94, "not reproduced"),
+        (1.06, "not reproduced"),
+    ],
+)
 def test_variance_has_settled_when_the_ratio_is_near_one(tmp_path, ratio, expected):
     for seed in (1, 2, 3):
         synthetic.write(tmp_path, "adam", seed, 4.0, ratio=ratio)
@@ -191,7 +241,11 @@ def test_variance_has_settled_when_the_ratio_is_near_one(tmp_path, ratio, expect
 def test_two_seeds_are_not_judged_and_no_seed_at_the_papers_scale_needs_a_cluster(tmp_path):
     synthetic.write_all(tmp_path, seeds=(1, 2))
     synthetic.write_images(tmp_path, seeds=(1, 2))
-    assert {judge(claim, load(tmp_path, claim.experiment, "laptop")).verdict for claim in CLAIMS if claim.profile == "laptop"} == {"not judged"}
+    assert {
+        judge(claim, load(tmp_path, claim.experiment, "laptop")).verdict
+        for claim in CLAIMS
+        if claim.profile == "laptop"
+    } == {"not judged"}
     assert judge(BY_NAME["C7"], load(tmp_path, "figure_04", "paper")).verdict == "needs a cluster"
 
 
@@ -204,7 +258,9 @@ def test_runs_that_have_not_ended_do_not_count(tmp_path):
 
 def test_a_live_seed_is_consistent_if_it_lies_where_one_more_seed_would(tmp_path):
     claim = BY_NAME["C1"]
-    for seed, gap in enumerate((-0.01, 0.0, 0.01), 1):  # s = 0.01: one more seed within 0.01 * 4.303 * 1.155 = 0.0497
+    for seed, gap in enumerate(
+        (-0.01, 0.0, 0.01), 1
+    ):  # s = 0.01: one more seed within 0.01 * 4.303 * 1.155 = 0.0497
         synthetic.write(tmp_path / "committed", "adam", seed, 4.0)
         synthetic.write(tmp_path / "committed", "onebit_adam", seed, 4.0 * (1 + gap))
     committed = load(tmp_path / "committed", "figure_04", "laptop")
@@ -213,7 +269,10 @@ def test_a_live_seed_is_consistent_if_it_lies_where_one_more_seed_would(tmp_path
         synthetic.write(root, "adam", 7, 4.0)
         synthetic.write(root, "onebit_adam", 7, 4.0 * (1 + gap))
         assert consistent(claim, committed, load(root, "figure_04", "laptop")) == expected
-    assert consistent(claim, committed, load(tmp_path / "nothing", "figure_04", "laptop")) == "not judged"
+    assert (
+        consistent(claim, committed, load(tmp_path / "nothing", "figure_04", "laptop"))
+        == "not judged"
+    )
 
 
 def images_verdicts(root, *names):
@@ -233,12 +292,19 @@ def test_errors_like_the_papers_reproduce_every_claim_on_images(tmp_path):
 def test_errors_like_adams_reproduce_only_that_methods_work(tmp_path):
     synthetic.write_images(tmp_path, **dict.fromkeys(synthetic.ERRORS, 1.0))
     found = dict(zip(ON_IMAGES, images_verdicts(tmp_path, *ON_IMAGES), strict=True))
-    assert {name for name, said in found.items() if said == "reproduced"} == {"C8", "C9", "C11", "C12"}
+    assert {name for name, said in found.items() if said == "reproduced"} == {
+        "C8",
+        "C9",
+        "C11",
+        "C12",
+    }
     assert set(found.values()) == {"reproduced", "not reproduced"}
 
 
 def test_errors_far_above_adams_refute_what_works(tmp_path):
-    synthetic.write_images(tmp_path, onebit_adam=1.2, onebit_adam_32bit=0.8, double_squeeze=1.2, local_sgd=1.2)
+    synthetic.write_images(
+        tmp_path, onebit_adam=1.2, onebit_adam_32bit=0.8, double_squeeze=1.2, local_sgd=1.2
+    )
     assert set(images_verdicts(tmp_path, "C8", "C9", "C11", "C12")) == {"not reproduced"}
 
 
@@ -247,10 +313,16 @@ def test_an_accuracy_is_a_share_of_adams_way_from_chance(tmp_path):
     synthetic.write_images(tmp_path, seeds=(), adam=1.0)
     for seed in (1, 2, 3):
         synthetic.write(tmp_path, "adam", seed, 1.0, experiment="figure_06", accuracy=60)
-        synthetic.write(tmp_path, "adam_variance_4bit", seed, 1.0, experiment="figure_06", accuracy=30)
-        synthetic.write(tmp_path, "adam_variance_8bit", seed, 1.0, experiment="figure_06", accuracy=40)
+        synthetic.write(
+            tmp_path, "adam_variance_4bit", seed, 1.0, experiment="figure_06", accuracy=30
+        )
+        synthetic.write(
+            tmp_path, "adam_variance_8bit", seed, 1.0, experiment="figure_06", accuracy=40
+        )
     rows = load(tmp_path, "figure_06", "laptop")
-    assert [judge(BY_NAME[name], rows).interval.mean for name in ("C15", "C16")] == pytest.approx([0.4, 0.6])
+    assert [judge(BY_NAME[name], rows).interval.mean for name in ("C15", "C16")] == pytest.approx(
+        [0.4, 0.6]
+    )
     assert images_verdicts(tmp_path, "C15", "C16") == ["reproduced", "not reproduced"]
 
 
@@ -271,16 +343,33 @@ def test_sgd_may_have_a_learning_rate_of_its_own_but_adams_relatives_share_one(t
     synthetic.write_images(tmp_path, seeds=(1, 2, 3))
     assert len(load(tmp_path, "figure_06", "laptop"))
     other = synthetic.config("onebit_adam", "figure_06") | {"lr": 1.0}
-    synthetic.write(tmp_path, "onebit_adam", 4, 1.0, experiment="figure_06", accuracy=60, changes={"config": other})
+    synthetic.write(
+        tmp_path,
+        "onebit_adam",
+        4,
+        1.0,
+        experiment="figure_06",
+        accuracy=60,
+        changes={"config": other},
+    )
     with pytest.raises(ValueError, match="differ in lr"):
         load(tmp_path, "figure_06", "laptop")
 
 
-@pytest.mark.parametrize(("times", "verdicts"), [
-    ({}, ["reproduced"] * 3),
-    ({"loss_discriminator": 0.94, "loss_generator": 1.31, "sliced_wasserstein": 0.5}, ["reproduced"] * 3),  # the paper's own losses; better images
-    ({"loss_discriminator": 0.85, "loss_generator": 1.5, "sliced_wasserstein": 1.3}, ["not reproduced"] * 3),
-])
+@pytest.mark.parametrize(
+    ("times", "verdicts"),
+    [
+        ({}, ["reproduced"] * 3),
+        (
+            {"loss_discriminator": 0.94, "loss_generator": 1.31, "sliced_wasserstein": 0.5},
+            ["reproduced"] * 3,
+        ),  # the paper's own losses; better images
+        (
+            {"loss_discriminator": 0.85, "loss_generator": 1.5, "sliced_wasserstein": 1.3},
+            ["not reproduced"] * 3,
+        ),
+    ],
+)
 def test_faces_are_judged_by_both_losses_and_the_distance(tmp_path, times, verdicts):
     synthetic.write_faces(tmp_path, **times)
     rows = load(tmp_path, "figure_08", "laptop")
@@ -300,7 +389,9 @@ def test_runs_on_other_data_are_not_mixed(tmp_path):
 
 def test_report_and_readme_say_what_the_committed_runs_say():
     judgements = judging.judge_all()
-    assert (RESULTS / "CLAIMS.md").read_text() == judging.report(judgements), "make claims writes it"
+    assert (RESULTS / "CLAIMS.md").read_text() == judging.report(judgements), (
+        "make claims writes it"
+    )
     readme = (ROOT / "README.md").read_text()
     assert readme == judging.with_summary(readme, judgements), "make claims writes the table"
 

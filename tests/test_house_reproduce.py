@@ -20,7 +20,9 @@ def lab(tmp_path, monkeypatch):
         trained.append((optimizer, seed))
         if optimizer in lab_fails:
             return 1
-        synthetic.write(folder.parents[4], optimizer, seed, 4.0 * (1 + (optimizer == "naive_onebit_adam")))
+        synthetic.write(
+            folder.parents[4], optimizer, seed, 4.0 * (1 + (optimizer == "naive_onebit_adam"))
+        )
         return 0
 
     lab_fails = set()
@@ -29,7 +31,9 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "LIVE", tmp_path / "live")
     monkeypatch.setattr(reproduce, "train", train)
     monkeypatch.setattr(reproduce, "commit", lambda: "0123456")
-    monkeypatch.setattr(reproduce, "text_of", lambda config: {"corpus_sha256": "a"})  # reading it takes seconds
+    monkeypatch.setattr(
+        reproduce, "text_of", lambda config: {"corpus_sha256": "a"}
+    )  # reading it takes seconds
     train.draw = reproduce.save
     monkeypatch.setattr(reproduce, "save", lambda module, name, *_: name)  # drawing takes seconds
     train.trained, train.root = trained, tmp_path
@@ -69,7 +73,9 @@ def test_figures_that_read_the_same_runs_train_them_once(lab, monkeypatch):
 def test_a_run_that_was_interrupted_is_gone_on_with(lab, monkeypatch):
     synthetic.write_all(lab.root, seeds=(1,))
     folder = run_folder(lab.root, "figure_04", "laptop", "onebit_adam", 1)
-    (folder / "run.json").write_text((folder / "run.json").read_text().replace("finished", "running"))
+    (folder / "run.json").write_text(
+        (folder / "run.json").read_text().replace("finished", "running")
+    )
     monkeypatch.setattr(synthetic, "write", lambda *_: None)
     run(monkeypatch, "figure_04", "--seeds", "1")
     assert lab.trained == [("onebit_adam", 1)]
@@ -140,10 +146,18 @@ def test_the_tuning_seed_is_refused(lab, monkeypatch, capsys):
     assert lab.trained == []
 
 
-@pytest.mark.parametrize(("changes", "named"), [
-    ({"config": synthetic.config("adam") | {"lr": 1.0}}, "lr"), ({"workers": 2}, "workers"), ({"corpus_sha256": "b"}, "corpus_sha256"),
-], ids=["option", "workers", "text"])
-def test_a_run_that_was_trained_in_another_way_stops_all_before_training(lab, monkeypatch, changes, named):
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"config": synthetic.config("adam") | {"lr": 1.0}}, "lr"),
+        ({"workers": 2}, "workers"),
+        ({"corpus_sha256": "b"}, "corpus_sha256"),
+    ],
+    ids=["option", "workers", "text"],
+)
+def test_a_run_that_was_trained_in_another_way_stops_all_before_training(
+    lab, monkeypatch, changes, named
+):
     synthetic.write(lab.root, "adam", 1, 4.0, changes=changes)
     with pytest.raises(SystemExit, match=rf"differ in {named}.*seed-1.*FRESH=1"):
         run(monkeypatch, "figure_01", "--seeds", "1", "2")

@@ -15,7 +15,10 @@ from onebit.lab.run import REFERRED_TO, run_from
 from onebit.lab.schedule import LinearThenDecay, LinearWarmupLinearDecay, Phase, Plan, StepDecay
 from onebit.lab.training import decayed_and_not
 
-NAMES = {group: sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("experiment", "profile", "optimizer", "comm")}
+NAMES = {
+    group: sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    for group in ("experiment", "profile", "optimizer", "comm")
+}
 
 
 @pytest.mark.parametrize("experiment", NAMES["experiment"])
@@ -24,14 +27,33 @@ def test_every_combination_composes_and_every_key_is_read(profile, experiment):
     """GLUE's tasks differ from one of them in their name and their number of steps, so that one has all optimizers tried."""
     inherits = experiment.startswith("glue_") and experiment != "glue_rte"
     for optimizer in ["onebit_adam"] if inherits else NAMES["optimizer"]:
-        run = run_from(composed([f"experiment={experiment}", f"profile={profile}", f"optimizer={optimizer}", "comm=threads"]))
+        run = run_from(
+            composed(
+                [
+                    f"experiment={experiment}",
+                    f"profile={profile}",
+                    f"optimizer={optimizer}",
+                    "comm=threads",
+                ]
+            )
+        )
         assert (run.experiment, run.profile, run.method) == (experiment, profile, optimizer)
 
 
 def test_a_choice_of_communication_changes_nothing_else():
     """Nor does the number of workers, which is none of the configuration's business."""
-    configs = [composed([f"comm={comm}", f"workers={workers}"]) for comm, workers in product(NAMES["comm"], (1, 2))]
-    plain = [{key: value for key, value in OmegaConf.to_container(c, resolve=True).items() if key not in ("comm", "workers")} for c in configs]
+    configs = [
+        composed([f"comm={comm}", f"workers={workers}"])
+        for comm, workers in product(NAMES["comm"], (1, 2))
+    ]
+    plain = [
+        {
+            key: value
+            for key, value in OmegaConf.to_container(c, resolve=True).items()
+            if key not in ("comm", "workers")
+        }
+        for c in configs
+    ]
     assert all(config == plain[0] for config in plain)
     assert all(callable(get_class(config.comm["_target_"])) for config in configs)
 
@@ -46,32 +68,67 @@ def test_an_experiment_differs_between_profiles_in_scale_only():
                 theirs = paper.phases[name]
                 assert phase.steps == max(1, round(theirs.steps / config.scale.steps))
                 assert phase.warmup == max(1, round(theirs.warmup / config.scale.steps))
-                assert phase.get("length", 1) == theirs.get("length", 1) / config.scale.get("length", 1)
-                unscaled = {key: value for key, value in phase.lr.items() if key not in ("peak", "stretch")}
+                assert phase.get("length", 1) == theirs.get("length", 1) / config.scale.get(
+                    "length", 1
+                )
+                unscaled = {
+                    key: value for key, value in phase.lr.items() if key not in ("peak", "stretch")
+                }
                 assert unscaled == {key: theirs.lr[key] for key in unscaled}
                 assert phase.lr.stretch == config.scale.steps
             scaled = ("betas", "warmup", "max_grad_norm")
-            assert {k: v for k, v in config.optimizer.items() if k not in scaled} == {k: v for k, v in paper.optimizer.items() if k not in scaled}
+            assert {k: v for k, v in config.optimizer.items() if k not in scaled} == {
+                k: v for k, v in paper.optimizer.items() if k not in scaled
+            }
 
 
 def test_the_papers_images_are_the_papers_run():
     """8 workers x 128, 200 epochs, T_w = 13 epochs, x0.1 after 100 of them; 1e-1 for SGD and its relatives, 1e-4 for Adam's (Section 7.2)."""
-    for optimizer, peak in (("adam", 1e-4), ("onebit_adam", 1e-4), ("sgd", 0.1), ("ef_momentum_sgd", 0.1), ("local_sgd", 0.1)):
-        run = run_from(composed(["experiment=figure_06", "profile=paper", f"optimizer={optimizer}", "comm=threads", "workers=8"]))
+    for optimizer, peak in (
+        ("adam", 1e-4),
+        ("onebit_adam", 1e-4),
+        ("sgd", 0.1),
+        ("ef_momentum_sgd", 0.1),
+        ("local_sgd", 0.1),
+    ):
+        run = run_from(
+            composed(
+                [
+                    "experiment=figure_06",
+                    "profile=paper",
+                    f"optimizer={optimizer}",
+                    "comm=threads",
+                    "workers=8",
+                ]
+            )
+        )
         phase = run.phases["train"]
-        assert (phase.steps, phase.warmup, run.micro_batches(phase, 8)) == (200 * 49, 13 * 49, (1, 128))
-        assert [phase.lr(done) for done in (0, 100 * 49 - 1, 100 * 49)] == pytest.approx([peak, peak, peak / 10])
+        assert (phase.steps, phase.warmup, run.micro_batches(phase, 8)) == (
+            200 * 49,
+            13 * 49,
+            (1, 128),
+        )
+        assert [phase.lr(done) for done in (0, 100 * 49 - 1, 100 * 49)] == pytest.approx(
+            [peak, peak, peak / 10]
+        )
 
 
 def test_a_task_is_chosen_by_its_experiment():
-    tasks = {name: composed([f"experiment={name}"]).task["_target_"].rpartition(".")[2] for name in NAMES["experiment"]}
-    assert {tasks[name] for name in ("figure_04", "table_02", "table_02_base")} == {"BertPretraining"}
+    tasks = {
+        name: composed([f"experiment={name}"]).task["_target_"].rpartition(".")[2]
+        for name in NAMES["experiment"]
+    }
+    assert {tasks[name] for name in ("figure_04", "table_02", "table_02_base")} == {
+        "BertPretraining"
+    }
     assert tasks["figure_06"] == "ImageClassification"
 
 
 @pytest.mark.parametrize(("experiment", "millions"), [("table_02_base", 110), ("table_02", 340)])
 def test_paper_models_have_the_papers_parameters(experiment, millions):
-    task = instantiate(composed(["profile=paper", f"experiment={experiment}"]).task, _convert_="all")
+    task = instantiate(
+        composed(["profile=paper", f"experiment={experiment}"]).task, _convert_="all"
+    )
     with torch.device("meta"):
         count = sum(p.numel() for p in task.model().parameters())
     assert count == pytest.approx(millions * 1e6, rel=0.03)
@@ -79,13 +136,30 @@ def test_paper_models_have_the_papers_parameters(experiment, millions):
 
 def test_paper_schedule_is_the_papers():
     """Table 2, and linear to 4e-4 over 12.5K steps, then x0.99 every 520."""
-    large = run_from(composed(["experiment=table_02", "profile=paper", "comm=threads", "workers=64"]))
-    base = run_from(composed(["experiment=table_02_base", "profile=paper", "comm=threads", "workers=64"]))
-    assert [(p.length, p.steps, p.warmup) for p in large.phases.values()] == [(128, 152000, 23000), (512, 10000, 1500)]
-    assert [(p.length, p.steps, p.warmup) for p in base.phases.values()] == [(128, 118000, 16000), (512, 22000, 1500)]
+    large = run_from(
+        composed(["experiment=table_02", "profile=paper", "comm=threads", "workers=64"])
+    )
+    base = run_from(
+        composed(["experiment=table_02_base", "profile=paper", "comm=threads", "workers=64"])
+    )
+    assert [(p.length, p.steps, p.warmup) for p in large.phases.values()] == [
+        (128, 152000, 23000),
+        (512, 10000, 1500),
+    ]
+    assert [(p.length, p.steps, p.warmup) for p in base.phases.values()] == [
+        (128, 118000, 16000),
+        (512, 22000, 1500),
+    ]
     assert {**base.config["task"], "model": None} == {**large.config["task"], "model": None}
-    assert (base.batch, base.config["max_grad_norm"], base.phases["seq128"].lr.peak) == (4096, 1.0, 4e-4)
-    assert large.micro_batches(large.phases["seq128"], 64) == (4, 16)  # Table 1: 4 accumulations of 16
+    assert (base.batch, base.config["max_grad_norm"], base.phases["seq128"].lr.peak) == (
+        4096,
+        1.0,
+        4e-4,
+    )
+    assert large.micro_batches(large.phases["seq128"], 64) == (
+        4,
+        16,
+    )  # Table 1: 4 accumulations of 16
     lr = Plan(large.phases).lr
     assert lr(0) == pytest.approx(4e-4 / 12500)
     assert lr(12499) == pytest.approx(4e-4)
@@ -99,11 +173,18 @@ def test_a_shrunken_schedule_runs_through_the_same_rates():
     """The t-th step of a run that is 10 times shorter has the rate of the paper's step 10 t."""
     paper = LinearThenDecay(peak=1.0, warmup=12500, decay=0.99, every=520)
     short = LinearThenDecay(peak=1.0, warmup=12500, decay=0.99, every=520, stretch=10)
-    assert [short(t - 1) for t in (1, 1250, 1251, 9000)] == [paper(10 * t - 1) for t in (1, 1250, 1251, 9000)]
+    assert [short(t - 1) for t in (1, 1250, 1251, 9000)] == [
+        paper(10 * t - 1) for t in (1, 1250, 1251, 9000)
+    ]
 
 
 def test_plan_gives_each_step_its_phase():
-    phases = {name: Phase(length=8, steps=steps, warmup=1, micro_batch=1, lr=lambda t, s=steps: s + t / 10) for name, steps in (("a", 3), ("b", 2))}
+    phases = {
+        name: Phase(
+            length=8, steps=steps, warmup=1, micro_batch=1, lr=lambda t, s=steps: s + t / 10
+        )
+        for name, steps in (("a", 3), ("b", 2))
+    }
     plan = Plan(phases)
     assert [plan.at(step)[0] for step in range(5)] == ["a", "a", "a", "b", "b"]
     assert [plan.at(step)[2] for step in range(5)] == [0, 0, 0, 3, 3]
@@ -113,7 +194,9 @@ def test_plan_gives_each_step_its_phase():
 def test_no_weight_decay_on_biases_and_layer_norms():
     model = instantiate(composed(["profile=smoke"]).task, _convert_="all").model()
     decayed, spared = ({name for name, _ in group["params"]} for group in decayed_and_not(model))
-    assert spared == {name for name, _ in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name}
+    assert spared == {
+        name for name, _ in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name
+    }
     assert decayed | spared == {name for name, _ in model.named_parameters()}
     assert decayed_and_not(model)[1]["weight_decay"] == 0
 
@@ -137,7 +220,12 @@ def test_a_wrong_option_names_the_nearest(argument, named):
 
 
 def test_right_options_are_not_called_wrong():
-    assert wrong_override(["experiment=table_02", "phases.seq512.steps=3", "task/model=bert_base", "seed=1"]) is None
+    assert (
+        wrong_override(
+            ["experiment=table_02", "phases.seq512.steps=3", "task/model=bert_base", "seed=1"]
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +249,11 @@ def test_right_options_are_not_called_wrong():
         (["seed=-1"], "seed must be a whole number"),
         (["batch=abc"], "batch must be a whole number"),
         (["record_every=2"], "choose a divisor of 5"),
-        pytest.param(["device=cuda"], "no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")),
+        pytest.param(
+            ["device=cuda"],
+            "no GPU",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
     ],
 )
 def test_a_key_that_nobody_reads_or_a_wrong_value_is_an_error(overrides, error):
@@ -175,26 +267,48 @@ def test_options_for_other_options_are_referred_to():
     assert [name for name in REFERRED_TO if f"${{{name}" not in text] == []
     for path in (CONF / "scale").glob("*.yaml"):
         keys = composed([f"scale={path.stem}"]).scale
-        assert [key for key in keys if not re.search(rf"\$\{{[^}}]*\bscale\.{key}\b", text)] == [], path
+        assert [
+            key for key in keys if not re.search(rf"\$\{{[^}}]*\bscale\.{key}\b", text)
+        ] == [], path
 
 
 def test_a_warm_up_longer_than_the_run_warns():
-    assert "T_w = 99 steps" in run_from(composed(["profile=smoke", "warmup_steps=99"])).warnings()[0]
-    assert "phase seq512" in run_from(composed(["profile=smoke", "experiment=table_02", "phases.seq512.warmup=99"])).warnings()[0]
+    assert (
+        "T_w = 99 steps" in run_from(composed(["profile=smoke", "warmup_steps=99"])).warnings()[0]
+    )
+    assert (
+        "phase seq512"
+        in run_from(
+            composed(["profile=smoke", "experiment=table_02", "phases.seq512.warmup=99"])
+        ).warnings()[0]
+    )
     assert run_from(composed(["profile=smoke"])).warnings() == []
-    assert run_from(composed(["profile=smoke", "optimizer=adam", "warmup_steps=99"])).warnings() == []
+    assert (
+        run_from(composed(["profile=smoke", "optimizer=adam", "warmup_steps=99"])).warnings() == []
+    )
 
 
 def test_command_line_errors_are_one_line(tmp_path):
-    command = [sys.executable, "-m", "onebit.lab.train", "profile=smoke", "optimiser=adam", f"output={tmp_path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "onebit.lab.train",
+        "profile=smoke",
+        "optimiser=adam",
+        f"output={tmp_path}",
+    ]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert process.returncode == 1
-    assert process.stderr.splitlines() == ["error: There is no option optimiser. Did you mean optimizer?"]
+    assert process.stderr.splitlines() == [
+        "error: There is no option optimiser. Did you mean optimizer?"
+    ]
 
 
 def test_a_stepped_rate_falls_at_the_same_share_of_a_shrunken_run():
     """x0.1 after 100 of the paper's 200 epochs: 4,900 of 9,800 steps."""
-    paper, short = (StepDecay(peak=1.0, factor=0.1, every=4900, stretch=stretch) for stretch in (1, 7))
+    paper, short = (
+        StepDecay(peak=1.0, factor=0.1, every=4900, stretch=stretch) for stretch in (1, 7)
+    )
     assert [paper(done) for done in (0, 4899, 4900, 9799)] == pytest.approx([1.0, 1.0, 0.1, 0.1])
     assert [short(done) for done in (0, 699, 700, 1399)] == pytest.approx([1.0, 1.0, 0.1, 0.1])
 
@@ -212,11 +326,16 @@ def test_a_linear_rate_equals_that_of_transformers():
             theirs.step()
 
 
-@pytest.mark.parametrize(("schedule", "options"), [
-    (StepDecay, {"peak": 0.0, "factor": 0.1, "every": 10}), (StepDecay, {"peak": 1.0, "factor": "x", "every": 10}),
-    (StepDecay, {"peak": 1.0, "factor": 0.1, "every": 0}), (LinearWarmupLinearDecay, {"peak": 1.0, "warmup": -1, "total": 10}),
-    (LinearWarmupLinearDecay, {"peak": 1.0, "warmup": 10, "total": 10}),
-])
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        (StepDecay, {"peak": 0.0, "factor": 0.1, "every": 10}),
+        (StepDecay, {"peak": 1.0, "factor": "x", "every": 10}),
+        (StepDecay, {"peak": 1.0, "factor": 0.1, "every": 0}),
+        (LinearWarmupLinearDecay, {"peak": 1.0, "warmup": -1, "total": 10}),
+        (LinearWarmupLinearDecay, {"peak": 1.0, "warmup": 10, "total": 10}),
+    ],
+)
 def test_a_schedule_that_cannot_be_is_refused(schedule, options):
     with pytest.raises(ValueError, match="of the learning rate must be"):
         schedule(**options)

@@ -19,7 +19,10 @@ from onebit.lab.results import load
 from onebit.lab.run import run_from
 
 # These runs are short.
-pytestmark = [pytest.mark.filterwarnings("ignore:the variance is frozen"), pytest.mark.filterwarnings("ignore:.* coordinates had so little gradient")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the variance is frozen"),
+    pytest.mark.filterwarnings("ignore:.* coordinates had so little gradient"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,10 @@ def options(cache, tmp_path):
 def rows(folder, name, columns):
     """A CSV without what depends on the clock and the commit."""
     with open(folder / f"{name}.csv", newline="") as file:
-        return [{key: row[key] for key in columns if key not in ("seconds", "commit")} for row in csv.DictReader(file)]
+        return [
+            {key: row[key] for key in columns if key not in ("seconds", "commit")}
+            for row in csv.DictReader(file)
+        ]
 
 
 def evaluation(folder):
@@ -45,7 +51,9 @@ def evaluation(folder):
 
 
 def small_model():
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2).half(), torch.nn.Linear(2, 5).double())
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2).half(), torch.nn.Linear(2, 5).double()
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
@@ -56,7 +64,10 @@ def test_the_model_that_is_evaluated_is_the_exact_mean_over_the_ranks(workers):
         with torch.random.fork_rng([]), torch.no_grad():
             model = small_model()
             for number, tensor in enumerate(model.state_dict().values()):
-                tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + 4 * (number + 1) * communicator.rank)
+                tensor.copy_(
+                    torch.arange(tensor.numel()).view(tensor.shape)
+                    + 4 * (number + 1) * communicator.rank
+                )
         before = copy.deepcopy(model.state_dict())
         mean = mean_model(model, communicator)
         assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -68,7 +79,10 @@ def test_the_model_that_is_evaluated_is_the_exact_mean_over_the_ranks(workers):
     for name, tensor in results[0][1].state_dict().items():
         terms = torch.stack([state[name] for state in states])
         assert tensor.dtype == terms.dtype
-        assert torch.equal(tensor, terms.double().mean(0).to(tensor.dtype) if tensor.is_floating_point() else terms[0]), name
+        assert torch.equal(
+            tensor,
+            terms.double().mean(0).to(tensor.dtype) if tensor.is_floating_point() else terms[0],
+        ), name
 
 
 @pytest.mark.parametrize("optimizer", ["onebit_adam", "local_momentum_sgd"])
@@ -98,13 +112,27 @@ def test_threads_and_gloo_evaluate_alike_bit_for_bit(options, tmp_path):
     chosen = ["workers=3", "optimizer=local_sgd"]
     run_threads_of(options("threads", *chosen))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-m", "onebit.lab.train", *options("gloo", *chosen, "comm=gloo")], env=environment, check=True, timeout=180)
+    subprocess.run(
+        [sys.executable, "-m", "onebit.lab.train", *options("gloo", *chosen, "comm=gloo")],
+        env=environment,
+        check=True,
+        timeout=180,
+    )
     for name, columns in (("curve", COLUMNS), ("evaluation", EVALUATION)):
         assert rows(tmp_path / "gloo", name, columns) == rows(tmp_path / "threads", name, columns)
 
 
 def test_a_run_learns_what_it_is_evaluated_by(options, tmp_path):
-    run_threads_of(options("run", "workers=1", "optimizer=momentum_sgd", "scale.steps=100", "task.model.width=8", "evaluate_every=98"))
+    run_threads_of(
+        options(
+            "run",
+            "workers=1",
+            "optimizer=momentum_sgd",
+            "scale.steps=100",
+            "task.model.width=8",
+            "evaluate_every=98",
+        )
+    )
     assert float(evaluation(tmp_path / "run")[-1]["value"]) > 30  # of 10 classes
 
 
@@ -112,18 +140,28 @@ def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
     """Of the runs themselves, not made-up ones: rows and evaluations find each other, and the paper's curves stand beside them."""
     module = figures.load_figure("figure_13")
     for optimizer in ("adam", "lazy_variance_3"):
-        run_threads_of(options(f"runs/figure_06/smoke/{optimizer}/seed-1", "workers=2", f"optimizer={optimizer}"))
+        run_threads_of(
+            options(
+                f"runs/figure_06/smoke/{optimizer}/seed-1", "workers=2", f"optimizer={optimizer}"
+            )
+        )
     rows = load(tmp_path, "figure_06", "smoke")
     assert rows.test_accuracy.count() == 2 * 4 and rows.loss.count() == 2 * 20
     drawn = figures.save(module, "figure_13", "smoke", tmp_path)
     assert drawn == tmp_path / "figures/figure_13_smoke.png" and drawn.exists()
 
 
-@pytest.mark.parametrize(("overrides", "error"), [
-    (["experiment=figure_06", "evaluate_every=7", "record_every=5"], "multiple of record_every=5"),
-    (["experiment=figure_06", "evaluate_every=0"], "multiple of record_every=1"),
-    (["experiment=figure_04", "+evaluate_every=5"], "BertPretraining has nothing to evaluate"),
-])
+@pytest.mark.parametrize(
+    ("overrides", "error"),
+    [
+        (
+            ["experiment=figure_06", "evaluate_every=7", "record_every=5"],
+            "multiple of record_every=5",
+        ),
+        (["experiment=figure_06", "evaluate_every=0"], "multiple of record_every=1"),
+        (["experiment=figure_04", "+evaluate_every=5"], "BertPretraining has nothing to evaluate"),
+    ],
+)
 def test_evaluation_that_cannot_be_is_refused(overrides, error):
     with pytest.raises(ValueError, match=error):
         run_from(composed(["profile=smoke", *overrides]))

@@ -28,12 +28,26 @@ class Numbered:
         return f"numbered {self.count}"
 
     def pictures(self):
-        yield from ((np.random.default_rng(number).integers(256, size=(SIDE, SIDE, 3)).astype(np.uint8), number) for number in range(self.count))
+        yield from (
+            (
+                np.random.default_rng(number).integers(256, size=(SIDE, SIDE, 3)).astype(np.uint8),
+                number,
+            )
+            for number in range(self.count)
+        )
 
 
 def task(cache, source=None, batch=12, **options):
     model = {"width": 4, "blocks": [1], "classes": 30}
-    return ImageClassification(model=model, train=source or Numbered(), test=source or Numbered(), batch=batch, size=SIDE, cache=cache, **options)
+    return ImageClassification(
+        model=model,
+        train=source or Numbered(),
+        test=source or Numbered(),
+        batch=batch,
+        size=SIDE,
+        cache=cache,
+        **options,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +62,10 @@ def labels(numbered, seed, step, rank, workers):
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_an_epoch_sees_each_image_once_and_the_workers_take_disjoint_parts(numbered, workers):
     """5 steps of 12 are 2 epochs of 30 images, the third step belongs to both; and the steps are those of a single worker."""
-    steps = [[number for rank in range(workers) for number in labels(numbered, 3, step, rank, workers)] for step in range(5)]
+    steps = [
+        [number for rank in range(workers) for number in labels(numbered, 3, step, rank, workers)]
+        for step in range(5)
+    ]
     assert steps == [labels(numbered, 3, step, 0, 1) for step in range(5)]
     seen = sum(steps, [])
     assert sorted(seen[:30]) == sorted(seen[30:]) == list(range(30))
@@ -71,9 +88,14 @@ def test_an_image_is_shifted_by_up_to_an_eighth_and_mirrored_half_of_the_time():
     for top, left, mirrored in product(range(5), range(5), (False, True)):
         part = framed[top : top + 16, left : left + 16]
         known[(part[:, ::-1] if mirrored else part).tobytes()] = (top, left, mirrored)
-    found = [known[part.tobytes()] for part in moved(np.repeat(image[None], 4000, axis=0), np.random.default_rng(1))]
+    found = [
+        known[part.tobytes()]
+        for part in moved(np.repeat(image[None], 4000, axis=0), np.random.default_rng(1))
+    ]
     assert set(found) == set(known.values())
-    assert np.mean([mirrored for _, _, mirrored in found]) == pytest.approx(0.5, abs=0.03)  # 4 standard errors
+    assert np.mean([mirrored for _, _, mirrored in found]) == pytest.approx(
+        0.5, abs=0.03
+    )  # 4 standard errors
     assert np.mean([top for top, _, _ in found]) == pytest.approx(2, abs=0.09)
     assert np.mean([left for _, left, _ in found]) == pytest.approx(2, abs=0.09)
 
@@ -88,7 +110,10 @@ def test_each_channel_of_the_training_images_has_mean_0_and_variance_1(numbered)
 def test_the_network_is_torchvisions_resnet18_behind_another_stem():
     torch.manual_seed(0)
     ours, theirs = ResNet(width=64, blocks=[2, 2, 2, 2], classes=10), resnet18(num_classes=10)
-    theirs.conv1, theirs.maxpool = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False), torch.nn.Identity()
+    theirs.conv1, theirs.maxpool = (
+        torch.nn.Conv2d(3, 64, 3, padding=1, bias=False),
+        torch.nn.Identity(),
+    )
     theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
     x = torch.randn(2, 3, 32, 32)
     for mode in (True, False):
@@ -112,7 +137,9 @@ def test_accuracy_is_the_share_of_images_that_are_named_right(numbered):
             match[:, 20:] = 0
             return match
 
-    assert numbered.evaluate(Knows(), torch.device("cpu")) == {"test_accuracy": pytest.approx(100 * 20 / 30)}
+    assert numbered.evaluate(Knows(), torch.device("cpu")) == {
+        "test_accuracy": pytest.approx(100 * 20 / 30)
+    }
 
 
 def stored(folder, count=3, form="PNG", side=SIDE, column="img"):
@@ -121,14 +148,22 @@ def stored(folder, count=3, form="PNG", side=SIDE, column="img"):
     rows = []
     for image, label in Numbered(count).pictures():
         file = io.BytesIO()
-        Image.fromarray(np.kron(image, np.ones((side // SIDE, side // SIDE, 1), np.uint8))).save(file, form)
+        Image.fromarray(np.kron(image, np.ones((side // SIDE, side // SIDE, 1), np.uint8))).save(
+            file, form
+        )
         rows.append({column: {"bytes": file.getvalue(), "path": None}, "label": label})
     for split in ("train", "test"):
         pd.DataFrame(rows).to_parquet(folder / "cifar10" / f"{split}.parquet")
 
 
 def hub(data_root, split="train"):
-    options = {"name": "cifar10", "path": "uoft-cs/cifar10", "image": "img", "label": "label", "title": "CIFAR-10"}
+    options = {
+        "name": "cifar10",
+        "path": "uoft-cs/cifar10",
+        "image": "img",
+        "label": "label",
+        "title": "CIFAR-10",
+    }
     return HubImages(split=split, data_root=data_root and str(data_root), **options)
 
 
@@ -152,14 +187,20 @@ def test_hub_schema_is_read_from_the_data_root_and_decoded_once(tmp_path, monkey
 def test_a_caption_says_that_images_were_stored_as_jpeg(tmp_path):
     stored(tmp_path / "data", form="JPEG")
     there = task(tmp_path / "cache", hub(tmp_path / "data"), subset=2)
-    assert there.description()["summary"] == "ResNet of 1 stages, 4 to 4 wide, 2 images of CIFAR-10 (JPEG), 8x8 pixels"
+    assert (
+        there.description()["summary"]
+        == "ResNet of 1 stages, 4 to 4 wide, 2 images of CIFAR-10 (JPEG), 8x8 pixels"
+    )
     data = there.description()["data"]["train"]
     assert (data["source"], data["images"], len(data["sha256"])) == ("cifar10/train.parquet", 2, 64)
 
 
 def test_larger_images_are_averaged(tmp_path):
     stored(tmp_path / "data", side=2 * SIDE)
-    assert np.array_equal(load_pictures(hub(tmp_path / "data"), SIDE, tmp_path / "cache").images, [image for image, _ in Numbered(3).pictures()])
+    assert np.array_equal(
+        load_pictures(hub(tmp_path / "data"), SIDE, tmp_path / "cache").images,
+        [image for image, _ in Numbered(3).pictures()],
+    )
     with pytest.raises(ValueError, match="choose a size that divides"):
         load_pictures(hub(tmp_path / "data"), 5, tmp_path / "cache")
 
@@ -176,7 +217,9 @@ def test_missing_images_give_the_command_that_fetches_them(tmp_path, monkeypatch
 
 def test_another_schema_is_named(tmp_path):
     stored(tmp_path / "data", column="picture")
-    with pytest.raises(RuntimeError, match="has the columns picture, label, and must have one named img"):
+    with pytest.raises(
+        RuntimeError, match="has the columns picture, label, and must have one named img"
+    ):
         task(tmp_path / "cache", hub(tmp_path / "data")).prepare()
 
 
@@ -191,6 +234,11 @@ def test_too_few_classes_or_images_are_refused(tmp_path):
 
 def test_gratings_are_the_same_at_each_call_and_differ_by_seed(tmp_path):
     chosen = ((0, "a"), (0, "b"), (1, "a"))
-    first, again, other = (load_pictures(Gratings(count=20, side=16, seed=seed), 16, tmp_path / cache) for seed, cache in chosen)
-    assert np.array_equal(first.images, again.images) and not np.array_equal(first.images, other.images)
+    first, again, other = (
+        load_pictures(Gratings(count=20, side=16, seed=seed), 16, tmp_path / cache)
+        for seed, cache in chosen
+    )
+    assert np.array_equal(first.images, again.images) and not np.array_equal(
+        first.images, other.images
+    )
     assert first.labels.tolist() == [*range(10), *range(10)]

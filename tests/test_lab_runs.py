@@ -24,7 +24,10 @@ from onebit.lab.run import run_from
 from onebit.lab.training import train
 
 # These runs are short.
-pytestmark = [pytest.mark.filterwarnings("ignore:the variance is frozen"), pytest.mark.filterwarnings("ignore:.* coordinates had so little gradient")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the variance is frozen"),
+    pytest.mark.filterwarnings("ignore:.* coordinates had so little gradient"),
+]
 DROPOUT = ["task.model.hidden_dropout_prob=0.1", "task.model.attention_probs_dropout_prob=0.1"]
 
 
@@ -73,7 +76,10 @@ def environment():
 def rows(folder):
     """curve.csv without what depends on the clock and the commit."""
     with open(folder / "curve.csv", newline="") as file:
-        return [{key: row[key] for key in COLUMNS if key not in ("seconds", "commit")} for row in csv.DictReader(file)]
+        return [
+            {key: row[key] for key in COLUMNS if key not in ("seconds", "commit")}
+            for row in csv.DictReader(file)
+        ]
 
 
 def record(folder):
@@ -84,19 +90,35 @@ def record(folder):
 def test_threads_gloo_and_mpi_give_the_same_losses_bit_for_bit(options, tmp_path):
     """With dropout, three workers, and both phases of the optimizer and of the sequence length."""
     run_threads(options("threads", "workers=3", *DROPOUT))
-    subprocess.run(train_command(options("gloo", "comm=gloo", "workers=3", *DROPOUT)), env=environment(), check=True, timeout=90)
+    subprocess.run(
+        train_command(options("gloo", "comm=gloo", "workers=3", *DROPOUT)),
+        env=environment(),
+        check=True,
+        timeout=90,
+    )
     expected = rows(tmp_path / "threads")
-    assert [row["phase"] for row in expected] == ["warmup"] * 6 + ["compressed"] * 34 + ["warmup"] + ["compressed"] * 2
+    assert [row["phase"] for row in expected] == ["warmup"] * 6 + ["compressed"] * 34 + [
+        "warmup"
+    ] + ["compressed"] * 2
     assert len({row["loss"] for row in expected}) == 43
     assert rows(tmp_path / "gloo") == expected
-    process = launch.run_mpirun(3, train_command(options("mpi", "comm=mpi", *DROPOUT))[1:], timeout=120)
+    process = launch.run_mpirun(
+        3, train_command(options("mpi", "comm=mpi", *DROPOUT))[1:], timeout=120
+    )
     assert process.returncode == 0, process.stdout
     assert rows(tmp_path / "mpi") == expected
 
 
 @pytest.mark.parametrize(
     ("optimizer", "stop"),
-    [("onebit_adam", 3), ("onebit_adam", 17), ("onebit_adam", 42), ("adam", 42), ("naive_onebit_adam", 17), ("local_momentum_sgd", 17)],
+    [
+        ("onebit_adam", 3),
+        ("onebit_adam", 17),
+        ("onebit_adam", 42),
+        ("adam", 42),
+        ("naive_onebit_adam", 17),
+        ("local_momentum_sgd", 17),
+    ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(options, tmp_path, optimizer, stop):
     """Stopped before the first checkpoint, in the compressed phase, after the change of the sequence length; resumed between two averages."""
@@ -114,7 +136,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(options, tmp_path
 def test_a_killed_run_leaves_no_process_and_a_checkpoint(options, tmp_path):
     """kill -9 of the parent: its workers end by themselves."""
     command = train_command(options("killed", "comm=gloo", "workers=2", "scale.steps=400"))
-    process = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True
+    )
     latest = tmp_path / "killed/checkpoints/latest"
     deadline = time.monotonic() + 60
     while not latest.exists() and time.monotonic() < deadline:
@@ -129,7 +153,9 @@ def test_a_killed_run_leaves_no_process_and_a_checkpoint(options, tmp_path):
 
 
 def processes_of_session(session):
-    listed = subprocess.run(["ps", "-eo", "sess=,stat=,pid="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-eo", "sess=,stat=,pid="], capture_output=True, text=True, check=True
+    ).stdout
     fields = [line.split() for line in listed.splitlines()]
     return [pid for sess, stat, pid in fields if sess == str(session) and not stat.startswith("Z")]
 
@@ -159,7 +185,9 @@ def test_a_run_is_neither_lost_nor_continued_as_another(options):
     run_threads(options("run", "workers=1", "scale.steps=15000"))
 
     def check(*more):
-        return check_folder(composed([*options("run", "comm=threads", "workers=1", "scale.steps=15000"), *more]))
+        return check_folder(
+            composed([*options("run", "comm=threads", "workers=1", "scale.steps=15000"), *more])
+        )
 
     with pytest.raises(ValueError, match="overwrite=true"):
         check()
@@ -184,7 +212,11 @@ def test_methods_of_one_seed_see_the_same_weights_and_data(options, tmp_path):
 
 def test_an_optimizer_without_a_variance_leaves_its_columns_empty(options, tmp_path):
     run_threads(options("run", "workers=2", "scale.steps=15000", "optimizer=local_momentum_sgd"))
-    assert {row[name] for row in rows(tmp_path / "run") for name in ("variance_l1", "variance_l2", "variance_ratio")} == {""}
+    assert {
+        row[name]
+        for row in rows(tmp_path / "run")
+        for name in ("variance_l1", "variance_l2", "variance_ratio")
+    } == {""}
 
 
 def test_a_run_is_recorded_as_promised(options, tmp_path):
@@ -199,7 +231,12 @@ def test_a_run_is_recorded_as_promised(options, tmp_path):
     assert all(math.isfinite(float(row["loss"])) for row in read)
     sent = [int(row["bytes_sent"]) for row in read]
     assert sent == sorted(sent) and facts["final"]["bytes_sent"] == sent[-1]
-    assert (facts["status"], facts["warmup_steps"], facts["total_steps"], facts["optimizer"]) == ("finished", 6, 43, "onebit_adam")
+    assert (facts["status"], facts["warmup_steps"], facts["total_steps"], facts["optimizer"]) == (
+        "finished",
+        6,
+        43,
+        "onebit_adam",
+    )
     assert facts["config"]["phases"]["seq512"]["length"] == 64
     assert len(facts["corpus_sha256"]) == 64
     assert {"python", "torch", "machine"} <= facts["environment"].keys()
@@ -212,19 +249,29 @@ def test_run_json_does_not_name_the_folders_of_a_machine(options, tmp_path):
 
 
 def test_a_run_that_diverges_is_recorded_and_ends_in_order(options, tmp_path):
-    run_threads(options("run", "workers=2", "lr=1e7", "optimizer=adam", "optimizer.max_grad_norm=null"))
+    run_threads(
+        options("run", "workers=2", "lr=1e7", "optimizer=adam", "optimizer.max_grad_norm=null")
+    )
     facts = record(tmp_path / "run")
     assert facts["status"] == "diverged"
-    assert [row["step"] for row in rows(tmp_path / "run")] == [str(1 + i) for i in range(len(rows(tmp_path / "run")))]  # skipped ones too
+    assert [row["step"] for row in rows(tmp_path / "run")] == [
+        str(1 + i) for i in range(len(rows(tmp_path / "run")))
+    ]  # skipped ones too
     assert rows(tmp_path / "run")[-1]["loss"] == "nan"
 
 
 def test_accumulation_sees_the_same_examples(options, tmp_path):
     """Micro-batches are a matter of memory: the losses differ only as a mean of means does, by how many words each part masks."""
     for name, micro in (("whole", 6), ("parts", 2)):
-        run = run_threads(options(name, "workers=2", f"micro_batch={micro}", "scale.steps=15000", "optimizer=adam"))
+        run = run_threads(
+            options(
+                name, "workers=2", f"micro_batch={micro}", "scale.steps=15000", "optimizer=adam"
+            )
+        )
         assert run.micro_batches(run.phases["seq128"], 2) == (6 // micro, micro)
-    whole, parts = ([float(row["loss"]) for row in rows(tmp_path / name)] for name in ("whole", "parts"))
+    whole, parts = (
+        [float(row["loss"]) for row in rows(tmp_path / name)] for name in ("whole", "parts")
+    )
     assert parts == pytest.approx(whole, rel=0.02)
     assert rows(tmp_path / "parts")[0]["samples"] == "12"
 
@@ -254,7 +301,15 @@ def test_workers_are_not_started_once_more_under_a_launcher(options, monkeypatch
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_follows_single_precision(options, tmp_path, precision):
     for chosen in ("fp32", precision):
-        run_threads(options(chosen, "workers=2", "optimizer=adam", f"precision={chosen}", "phases.seq512.steps=1"))
+        run_threads(
+            options(
+                chosen,
+                "workers=2",
+                "optimizer=adam",
+                f"precision={chosen}",
+                "phases.seq512.steps=1",
+            )
+        )
     single, half = (float(rows(tmp_path / name)[-1]["loss"]) for name in ("fp32", precision))
     assert half == pytest.approx(single, rel=0.02)
     assert half != single
@@ -283,7 +338,9 @@ def test_offline_wandb_writes_files(options, tmp_path):
     run_threads(options("run", "workers=1", "scale.steps=15000", "wandb=offline"))
     files = list((tmp_path / "run/wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 1
-    deadline = time.monotonic() + 30  # W&B's own process writes the file, on a busy machine after `finish` has returned
+    deadline = (
+        time.monotonic() + 30
+    )  # W&B's own process writes the file, on a busy machine after `finish` has returned
     while b"variance_l1" not in (written := files[0].read_bytes()) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert b"variance_l1" in written and b"onebit_adam-smoke-seed-1" in written
@@ -303,6 +360,12 @@ def test_a_failing_worker_ends_all_with_its_traceback(options):
 def test_mpi_without_mpirun_gives_the_launch_line(options):
     if not launch.importlib.util.find_spec("mpi4py"):
         pytest.skip("no mpi4py")
-    process = subprocess.run(train_command(options("run", "comm=mpi", "workers=3")), env=environment(), capture_output=True, text=True, timeout=60)
+    process = subprocess.run(
+        train_command(options("run", "comm=mpi", "workers=3")),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert process.returncode == 1
     assert "mpirun -n 3 python -m onebit.lab.train" in process.stderr

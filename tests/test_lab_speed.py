@@ -22,7 +22,15 @@ from onebit.lab import network, speed_results
 from onebit.lab.facts import ROOT
 from onebit.lab.figures import load_figure
 from onebit.lab.results import RESULTS
-from onebit.lab.speed import DROPS_PER_ROUND, FOREIGN_LIMIT, Guard, InStep, Timings, alternate, machine
+from onebit.lab.speed import (
+    DROPS_PER_ROUND,
+    FOREIGN_LIMIT,
+    Guard,
+    InStep,
+    Timings,
+    alternate,
+    machine,
+)
 from onebit.lab.speed_results import Bar
 
 EXPERIMENTS = ("kernel_speed", "step_cost", "overlap")
@@ -61,12 +69,19 @@ def stretches_of_one_round(monkeypatch):
 
 def test_contenders_run_in_turn_and_each_round_begins_with_another(stretches_of_one_round):
     calls = []
-    alternate({name: lambda name=name: calls.append(name) for name in "abc"}, 4, warmup=2, guard=FakeGuard(0.0))
-    assert "".join(calls) == "abc" "bca" + "cab" "abc" "bca" "cab"
+    alternate(
+        {name: lambda name=name: calls.append(name) for name in "abc"},
+        4,
+        warmup=2,
+        guard=FakeGuard(0.0),
+    )
+    assert "".join(calls) == "abcbca" + "cababcbcacab"
 
 
 def test_a_time_goes_to_the_contender_that_took_it():
-    timings = alternate({"slow": lambda: time.sleep(0.02), "quick": lambda: None}, 2, guard=FakeGuard(0.0))
+    timings = alternate(
+        {"slow": lambda: time.sleep(0.02), "quick": lambda: None}, 2, guard=FakeGuard(0.0)
+    )
     assert timings.seconds["slow"].min() >= 0.02 > timings.seconds["quick"].max()
     assert len(timings.seconds["slow"]) == len(timings.seconds["quick"])
 
@@ -75,7 +90,9 @@ def test_ratios_are_those_of_the_rounds_and_the_bar_is_about_the_medians():
     seconds = {"a": np.array([1.0, 2.0, 30.0]), "b": np.array([1.0, 4.0, 5.0])}
     row = Timings(seconds, dropped=7, disturbed=0).summary("a", "b")
     assert row["ratio"] == 2 / 4 and row["round_ratio"] == 1.0
-    assert (row["ratio_low"], row["ratio_high"]) == pytest.approx(tuple(np.percentile([1.0, 0.5, 6.0], (10, 90))))
+    assert (row["ratio_low"], row["ratio_high"]) == pytest.approx(
+        tuple(np.percentile([1.0, 0.5, 6.0], (10, 90)))
+    )
     assert (row["rounds"], row["dropped"], row["median_ms"], row["ratio_to"]) == (3, 7, 2000.0, "b")
 
 
@@ -86,7 +103,11 @@ def test_a_disturbed_round_is_dropped_repeated_and_counted(stretches_of_one_roun
 
 def test_a_machine_that_is_never_quiet_is_said_to_be_so(stretches_of_one_round):
     timings = alternate({"a": lambda: None}, 2, guard=FakeGuard(1.0))
-    assert (len(timings.seconds["a"]), timings.dropped, timings.disturbed) == (2, 2 * DROPS_PER_ROUND, 2)
+    assert (len(timings.seconds["a"]), timings.dropped, timings.disturbed) == (
+        2,
+        2 * DROPS_PER_ROUND,
+        2,
+    )
 
 
 def test_the_guards_share_is_that_of_other_processes(monkeypatch):
@@ -123,11 +144,19 @@ def test_ranks_in_step_all_have_the_slowest_ones_time():
 
 
 def test_rows_and_facts_are_read_as_they_were_written(tmp_path):
-    rows = [{"contender": "a", "n": 64, "ratio": 0.25, "hidden": None}, {"contender": "b", "n": 64, "ratio": 1.0, "hidden": 0.5}]
+    rows = [
+        {"contender": "a", "n": 64, "ratio": 0.25, "hidden": None},
+        {"contender": "b", "n": 64, "ratio": 1.0, "hidden": 0.5},
+    ]
     speed_results.write(tmp_path, "made_up", rows, {"seed": 3})
     read, facts = speed_results.read(tmp_path, "made_up")
     pd.testing.assert_frame_equal(read, pd.DataFrame(rows).astype({"hidden": float}))
-    assert facts["config"] == {"seed": 3} and facts["machine"] == machine() and facts["commit"] and facts["date"]
+    assert (
+        facts["config"] == {"seed": 3}
+        and facts["machine"] == machine()
+        and facts["commit"]
+        and facts["date"]
+    )
     with pytest.raises(FileNotFoundError, match="python experiments/other.py --measure"):
         speed_results.read(tmp_path, "other")
 
@@ -149,7 +178,15 @@ def test_every_bar_is_about_something_that_is_measured(name):
 
 
 def test_sizes_are_written_short():
-    assert [speed_results.size_text(n) for n in (*speed_results.SIZES, 205000)] == ["64K", "256K", "1M", "4M", "16M", "64M", "200.2K"]
+    assert [speed_results.size_text(n) for n in (*speed_results.SIZES, 205000)] == [
+        "64K",
+        "256K",
+        "1M",
+        "4M",
+        "16M",
+        "64M",
+        "200.2K",
+    ]
 
 
 # ---- what is timed is the real thing
@@ -162,7 +199,9 @@ def test_the_kernels_that_are_timed_do_the_same_work():
         made["torch_ops"]()
     assert torch.equal(made["compress"].compensated, made["torch_ops"].compensated)
     tidy = made["torch_tidy"]
-    assert torch.equal(tidy(), pack_signs(tidy.m)) and not torch.equal(tidy(), pack_signs(tidy.m))  # the second time with an error
+    assert torch.equal(tidy(), pack_signs(tidy.m)) and not torch.equal(
+        tidy(), pack_signs(tidy.m)
+    )  # the second time with an error
     assert torch.equal(load_figure("kernel_speed").TorchTidy(tidy.m)(), pack_signs(tidy.m))
 
 
@@ -175,16 +214,31 @@ def test_without_a_network_a_step_is_the_same_but_for_what_others_send():
     absent.calls_made.clear()
     optimizer.step()
     assert optimizer.phase == "compressed"
-    assert [name for name, _ in absent.calls_made] == ["all_gather", "all_to_all", "all_gather"]  # the agreement, then the exchange
-    assert absent.calls_made[1][1] == (2, 512 // 8 + 4)  # to each rank the bits of its chunk and one scale
+    assert [name for name, _ in absent.calls_made] == [
+        "all_gather",
+        "all_to_all",
+        "all_gather",
+    ]  # the agreement, then the exchange
+    assert absent.calls_made[1][1] == (
+        2,
+        512 // 8 + 4,
+    )  # to each rank the bits of its chunk and one scale
 
 
 def delayed(communicator):
-    slow, sent = network.Delayed(communicator, rate_mbit=1.0), torch.arange(5000, dtype=torch.float32) * (communicator.rank + 1)
+    slow, sent = (
+        network.Delayed(communicator, rate_mbit=1.0),
+        torch.arange(5000, dtype=torch.float32) * (communicator.rank + 1),
+    )
     start = time.perf_counter()
     mean = slow.all_reduce(sent)
     seconds = time.perf_counter() - start
-    return seconds, slow.bytes_sent, torch.equal(mean, communicator.all_reduce(sent)), slow.duplicate().rate_mbit
+    return (
+        seconds,
+        slow.bytes_sent,
+        torch.equal(mean, communicator.all_reduce(sent)),
+        slow.duplicate().rate_mbit,
+    )
 
 
 def test_a_delayed_communicator_changes_the_time_only():
@@ -197,7 +251,9 @@ def test_a_delayed_communicator_changes_the_time_only():
 
 
 def namespaces():
-    listed = subprocess.run([network._path("ip"), "netns", "list"], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        [network._path("ip"), "netns", "list"], capture_output=True, text=True
+    ).stdout
     return {line.split()[0] for line in listed.splitlines() if line}
 
 
@@ -215,7 +271,9 @@ def test_a_link_is_removed_even_if_its_use_fails():
 def test_a_link_is_removed_when_its_process_is_told_to_end():
     before = namespaces()
     script = "import time\nfrom onebit.lab import network\nwith network.link(100):\n    print('up', flush=True)\n    time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT / "src", stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT / "src", stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 128 + signal.SIGTERM
@@ -276,7 +334,13 @@ QUICK = {"kernel_speed": (2**16,), "step_cost": (2**12,)}
 
 
 def run(name, root, *arguments):
-    command = [sys.executable, str(ROOT / "experiments" / f"{name}.py"), "--results", str(root), *arguments]
+    command = [
+        sys.executable,
+        str(ROOT / "experiments" / f"{name}.py"),
+        "--results",
+        str(root),
+        *arguments,
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
 
@@ -286,14 +350,27 @@ def settings(name, rows, quick):
     module = load_figure(name)
     if name == "kernel_speed":
         sizes = QUICK[name] if quick else speed_results.SIZES
-        return {(contender, n, threads) for contender in module.BYTES for n in sizes for threads in module.THREADS}, ["n", "threads"]
+        return {
+            (contender, n, threads)
+            for contender in module.BYTES
+            for n in sizes
+            for threads in module.THREADS
+        }, ["n", "threads"]
     if name == "step_cost":
         sizes = QUICK[name] if quick else speed_results.SIZES
         tensors = [(n, 1) for n in sizes] + [(rows.n[rows.tensors > 1].iloc[0], rows.tensors.max())]
-        return {(contender, n, count, W) for contender in module.LABELS for n, count in tensors for W in module.RANKS}, ["n", "tensors", "workers"]
+        return {
+            (contender, n, count, W)
+            for contender in module.LABELS
+            for n, count in tensors
+            for W in module.RANKS
+        }, ["n", "tensors", "workers"]
     rates = (1000.0,) if quick else (1000.0, 200.0)
     left_out = {module.RIVAL} if set(rows["mode"]) == {"delay"} else set()
-    return set(product(module.LABELS.keys() - left_out, module.COMPUTED, rates)), ["computed", "rate_mbit"]
+    return set(product(module.LABELS.keys() - left_out, module.COMPUTED, rates)), [
+        "computed",
+        "rate_mbit",
+    ]
 
 
 def check(name, root, quick):
@@ -303,12 +380,19 @@ def check(name, root, quick):
     assert len(found) == len(set(found)) and set(found) == wanted
     assert (rows[["median_ms", "ratio", "ratio_low", "ratio_high"]] > 0).all(axis=None)
     assert (rows.rounds >= facts["config"]["rounds"]).all()
-    assert {"cpu", "cores", "memory_gb", "kernel", "python", "torch", "numba"} <= facts["machine"].keys() and "seed" in facts["config"]
+    assert {"cpu", "cores", "memory_gb", "kernel", "python", "torch", "numba"} <= facts[
+        "machine"
+    ].keys() and "seed" in facts["config"]
     return rows
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("kernel_speed", []), ("step_cost", []), ("overlap", []), ("overlap", ["--delay"])])
-def test_an_experiment_runs_from_measuring_to_its_figure(name, arguments, tmp_path, monkeypatch, request):
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("kernel_speed", []), ("step_cost", []), ("overlap", []), ("overlap", ["--delay"])],
+)
+def test_an_experiment_runs_from_measuring_to_its_figure(
+    name, arguments, tmp_path, monkeypatch, request
+):
     if name == "overlap" and not arguments:
         request.getfixturevalue("link_or_skip")
     done = run(name, tmp_path, "--measure", "--quick", *arguments)
@@ -317,7 +401,10 @@ def test_an_experiment_runs_from_measuring_to_its_figure(name, arguments, tmp_pa
     if name == "kernel_speed":
         assert "yes" in done.stdout or "NO" in done.stdout  # the bar at 64K
     if name == "overlap":
-        assert set(rows["mode"]) == {"delay" if arguments else "namespaces"} and rows.hidden.notna().sum() == 2
+        assert (
+            set(rows["mode"]) == {"delay" if arguments else "namespaces"}
+            and rows.hidden.notna().sum() == 2
+        )
     figure = tmp_path / "figures" / f"{name}.png"
     before = figure.read_bytes(), figure.with_suffix(".pdf").read_bytes()
     monkeypatch.setattr(sys, "argv", [name, "--results", str(tmp_path)])
@@ -333,7 +420,9 @@ def test_without_measurements_a_figure_says_how_to_make_them(tmp_path):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_committed_measurements_are_complete(name):
     if not (RESULTS / "speed" / f"{name}.csv").exists():
-        pytest.skip(f"results/speed/{name}.csv is not there: python experiments/{name}.py --measure makes it")
+        pytest.skip(
+            f"results/speed/{name}.csv is not there: python experiments/{name}.py --measure makes it"
+        )
     rows = check(name, RESULTS, quick=False)
     assert (speed_results.judge(getattr(load_figure(name), "BARS", ()), rows).holds == "yes").all()
     assert (RESULTS / "figures" / f"{name}.png").exists()

@@ -28,7 +28,9 @@ def state_bytes(communicator, overlap, synchronize):
     found = []
 
     def look():
-        time.sleep(0.1)  # a thread of gloo's may hold the tensors of the last collective for a moment longer
+        time.sleep(
+            0.1
+        )  # a thread of gloo's may hold the tensors of the last collective for a moment longer
         found.append((bytes_of_all_tensors() - before) / N - 8)
 
     for t in range(5):

@@ -27,7 +27,9 @@ DEAD[5:60] = DEAD[-1] = True  # coordinates that never get a gradient
 
 def start_values(dtype=torch.float64):
     generator = torch.Generator().manual_seed(1)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in SHAPES]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in SHAPES
+    ]
 
 
 def local_gradient(t, x, rank):
@@ -70,12 +72,26 @@ def segments(ranks):
     worker = [slice(a, b) for a, b in zip(OFFSETS, OFFSETS[1:])]
     server = []
     for start, numel, offset in zip(layout.starts, layout.numels, OFFSETS):
-        edges = sorted({start, start + numel, *(e for e in range(0, layout.size, layout.chunk) if start < e < start + numel)})
+        edges = sorted(
+            {
+                start,
+                start + numel,
+                *(e for e in range(0, layout.size, layout.chunk) if start < e < start + numel),
+            }
+        )
         server += [slice(offset + a - start, offset + b - start) for a, b in zip(edges, edges[1:])]
     return worker, server
 
 
-def train(communicator, kind, options, steps=STEPS, dtype=torch.float64, gradient=local_gradient, more=lambda optimizer, params: {}):
+def train(
+    communicator,
+    kind,
+    options,
+    steps=STEPS,
+    dtype=torch.float64,
+    gradient=local_gradient,
+    more=lambda optimizer, params: {},
+):
     """Run an optimizer on this rank; return its state after each step, flattened to the reference's vectors, and what `more` says of it."""
     params = [torch.nn.Parameter(v) for v in start_values(dtype)]
     groups = [dict(GROUPS[0], params=params[:3]), dict(GROUPS[1], params=params[3:])]
@@ -92,8 +108,11 @@ def train(communicator, kind, options, steps=STEPS, dtype=torch.float64, gradien
 
 
 def snapshot(optimizer, params):
-    state = {"x": joined(params), "m": joined([optimizer.state[p]["exp_avg"] for p in params]),
-             "v": joined([optimizer.state[p]["exp_avg_sq"] for p in params])}
+    state = {
+        "x": joined(params),
+        "m": joined([optimizer.state[p]["exp_avg"] for p in params]),
+        "v": joined([optimizer.state[p]["exp_avg_sq"] for p in params]),
+    }
     if optimizer.phase == "compressed":  # `in` would not do: errors are computed when asked for
         state["delta"] = joined([optimizer.state[p]["worker_error"] for p in params])
         state["server_error"] = optimizer.state[params[0]]["server_error"].double().numpy().copy()
@@ -114,12 +133,16 @@ def assert_equals_reference(history, generator, corrected_at=None):
             close = dict(rtol=1e-9, atol=1e-12, err_msg=f"step {t + 1}, rank {rank}")
             np.testing.assert_allclose(state["x"], expected.x, **close)
             np.testing.assert_allclose(state["m"], expected.m, **close)
-            if t + 1 != corrected_at:  # the distributed one corrects v at the end of step T_w, the reference after it
+            if (
+                t + 1 != corrected_at
+            ):  # the distributed one corrects v at the end of step T_w, the reference after it
                 np.testing.assert_allclose(state["v"], expected.v, **close)
             if "delta" in state:
                 np.testing.assert_allclose(state["delta"], expected.delta[rank], **close)
         if "delta" in history[0][t]:
-            np.testing.assert_allclose(server_error(history, t, ranks), expected.delta_bar, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(
+                server_error(history, t, ranks), expected.delta_bar, rtol=1e-9, atol=1e-12
+            )
 
 
 def gradients_of_all(ranks, gradient=local_gradient):
@@ -132,35 +155,82 @@ def gradients_of_all(ranks, gradient=local_gradient):
 def test_adam_equals_its_reference(ranks, bias_correction, max_norm):
     options = {"bias_correction": bias_correction, "max_grad_norm": max_norm}
     history = onebit.comm.run_threads(ranks, lambda c: train(c, onebit.DistributedAdam, options))
-    assert_equals_reference(history, reference.adam(
-        joined(start_values()), gradients_of_all(ranks), ranks, **reference_options(), bias_correction=bias_correction, max_norm=max_norm))
+    assert_equals_reference(
+        history,
+        reference.adam(
+            joined(start_values()),
+            gradients_of_all(ranks),
+            ranks,
+            **reference_options(),
+            bias_correction=bias_correction,
+            max_norm=max_norm,
+        ),
+    )
 
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 @pytest.mark.parametrize("bias_correction", [True, False])
-@pytest.mark.parametrize("compressor, C", [(None, reference.one_bit), (Identity, reference.identity)])
+@pytest.mark.parametrize(
+    "compressor, C", [(None, reference.one_bit), (Identity, reference.identity)]
+)
 @pytest.mark.parametrize("max_norm", [None, 5.0])
 def test_onebit_adam_equals_its_reference(ranks, bias_correction, compressor, C, max_norm):
-    options = {"warmup": T_W, "bias_correction": bias_correction, "compressor": compressor, "max_grad_norm": max_norm}
+    options = {
+        "warmup": T_W,
+        "bias_correction": bias_correction,
+        "compressor": compressor,
+        "max_grad_norm": max_norm,
+    }
     history = onebit.comm.run_threads(ranks, lambda c: train(c, onebit.OneBitAdam, options))
-    assert_equals_reference(history, reference.one_bit_adam(
-        joined(start_values()), gradients_of_all(ranks), ranks, segments=segments(ranks), T_w=T_W, C=C,
-        **reference_options(), bias_correction=bias_correction, max_norm=max_norm), corrected_at=T_W)
+    assert_equals_reference(
+        history,
+        reference.one_bit_adam(
+            joined(start_values()),
+            gradients_of_all(ranks),
+            ranks,
+            segments=segments(ranks),
+            T_w=T_W,
+            C=C,
+            **reference_options(),
+            bias_correction=bias_correction,
+            max_norm=max_norm,
+        ),
+        corrected_at=T_W,
+    )
 
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 def test_naive_one_bit_adam_equals_its_reference(ranks):
-    history = onebit.comm.run_threads(ranks, lambda c: train(c, onebit.NaiveOneBitAdam, {"max_grad_norm": 5.0}))
-    assert_equals_reference(history, reference.naive_one_bit_adam(
-        joined(start_values()), gradients_of_all(ranks), ranks, segments=segments(ranks), **reference_options(), max_norm=5.0))
+    history = onebit.comm.run_threads(
+        ranks, lambda c: train(c, onebit.NaiveOneBitAdam, {"max_grad_norm": 5.0})
+    )
+    assert_equals_reference(
+        history,
+        reference.naive_one_bit_adam(
+            joined(start_values()),
+            gradients_of_all(ranks),
+            ranks,
+            segments=segments(ranks),
+            **reference_options(),
+            max_norm=5.0,
+        ),
+    )
 
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
-@pytest.mark.parametrize("kind, options", [
-    (onebit.DistributedAdam, {}), (onebit.OneBitAdam, {"warmup": 10}), (onebit.NaiveOneBitAdam, {}), (onebit.Lamb, {}),
-    (onebit.QuantizedVarianceAdam, {}), (onebit.LazyVarianceAdam, {"tau": 1}), (onebit.OneBitLamb, {"warmup": 10}),
-    (onebit.OneBitLamb, {"warmup": 10, "scale": "fused"}),
-])
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        (onebit.DistributedAdam, {}),
+        (onebit.OneBitAdam, {"warmup": 10}),
+        (onebit.NaiveOneBitAdam, {}),
+        (onebit.Lamb, {}),
+        (onebit.QuantizedVarianceAdam, {}),
+        (onebit.LazyVarianceAdam, {"tau": 1}),
+        (onebit.OneBitLamb, {"warmup": 10}),
+        (onebit.OneBitLamb, {"warmup": 10, "scale": "fused"}),
+    ],
+)
 def test_every_rank_holds_the_same_bits_after_every_step(ranks, kind, options):
     history = onebit.comm.run_threads(ranks, lambda c: train(c, kind, options, 25, torch.float32))
     for steps in zip(*history):
@@ -174,7 +244,10 @@ def steps_on_the_mean_gradient(optimizer, params, groups, dtype, max_norm):
     for t in range(1, STEPS + 1):
         for group, own in zip(optimizer.param_groups, groups):
             group["lr"] = learning_rate(own["lr"], t)
-        locals_ = [[torch.tensor(g, dtype=dtype) for g in split(local_gradient(t, joined(params), rank))] for rank in range(3)]
+        locals_ = [
+            [torch.tensor(g, dtype=dtype) for g in split(local_gradient(t, joined(params), rank))]
+            for rank in range(3)
+        ]
         for p, *gradients in zip(params, *locals_):
             p.grad = sum(gradients[1:], gradients[0]) / 3
         if max_norm:
@@ -188,16 +261,31 @@ def steps_on_the_mean_gradient(optimizer, params, groups, dtype, max_norm):
 def test_warmup_equals_torch_adamw_on_the_mean_gradient(dtype, max_norm):
     """torch's AdamW after DistributedDataParallel sees the mean gradient and clips its norm; the arithmetic is the same."""
     history = onebit.comm.run_threads(
-        3, lambda c: train(c, onebit.OneBitAdam, {"warmup": math.inf, "max_grad_norm": max_norm}, dtype=dtype))
+        3,
+        lambda c: train(
+            c, onebit.OneBitAdam, {"warmup": math.inf, "max_grad_norm": max_norm}, dtype=dtype
+        ),
+    )
     params = [torch.nn.Parameter(v) for v in start_values(dtype)]
-    optimizer = torch.optim.AdamW([dict(GROUPS[0], params=params[:3]), dict(GROUPS[1], params=params[3:])])
+    optimizer = torch.optim.AdamW(
+        [dict(GROUPS[0], params=params[:3]), dict(GROUPS[1], params=params[3:])]
+    )
     for t in steps_on_the_mean_gradient(optimizer, params, GROUPS, dtype, max_norm):
-        np.testing.assert_allclose(history[0][t - 1]["x"], joined(params), rtol=1e-6 if dtype == torch.float32 else 1e-12, atol=1e-6)
+        np.testing.assert_allclose(
+            history[0][t - 1]["x"],
+            joined(params),
+            rtol=1e-6 if dtype == torch.float32 else 1e-12,
+            atol=1e-6,
+        )
 
 
 def test_infinite_warmup_equals_distributed_adam_bit_for_bit():
-    adam = onebit.comm.run_threads(2, lambda c: train(c, onebit.DistributedAdam, {}, dtype=torch.float32))
-    endless = onebit.comm.run_threads(2, lambda c: train(c, onebit.OneBitAdam, {"warmup": 10**9}, dtype=torch.float32))
+    adam = onebit.comm.run_threads(
+        2, lambda c: train(c, onebit.DistributedAdam, {}, dtype=torch.float32)
+    )
+    endless = onebit.comm.run_threads(
+        2, lambda c: train(c, onebit.OneBitAdam, {"warmup": 10**9}, dtype=torch.float32)
+    )
     for a, b in zip(adam[0], endless[0]):
         for name in "xmv":
             np.testing.assert_array_equal(a[name], b[name])
@@ -209,7 +297,11 @@ def test_an_uncompressed_group_is_trained_by_plain_adam_exactly():
     def run(communicator, kind, options):
         params = [torch.nn.Parameter(v) for v in start_values(torch.float32)]
         flag = {"compress": False} if kind is onebit.OneBitAdam else {}
-        optimizer = kind([dict(GROUPS[0], params=params[:3]), dict(GROUPS[1], params=params[3:], **flag)], communicator=communicator, **options)
+        optimizer = kind(
+            [dict(GROUPS[0], params=params[:3]), dict(GROUPS[1], params=params[3:], **flag)],
+            communicator=communicator,
+            **options,
+        )
         for t in range(1, 41):
             for p, g in zip(params, split(local_gradient(t, np.zeros(D), communicator.rank))):
                 p.grad = torch.tensor(g, dtype=torch.float32)
@@ -227,6 +319,8 @@ def test_beta1_matters_and_a_constant_gradient_drives_the_momentum_to_it():
     def constant(t, x, rank):
         return np.linspace(0.5, 1.5, D) * np.where(np.arange(D) % 2, 1, -1)
 
-    history = onebit.comm.run_threads(2, lambda c: train(c, onebit.OneBitAdam, {"warmup": 30}, 30, gradient=constant))
+    history = onebit.comm.run_threads(
+        2, lambda c: train(c, onebit.OneBitAdam, {"warmup": 30}, 30, gradient=constant)
+    )
     expected = constant(0, 0, 0) * (1 - per_coordinate(lambda g: g["betas"][0]) ** 30)
     np.testing.assert_allclose(history[0][-1]["m"], expected, rtol=1e-12)

@@ -12,9 +12,15 @@ import onebit
 from onebit.comm import Single, run_threads
 from onebit.optim.flat import buckets
 
-KINDS = [(onebit.OneBitAdam, {"warmup": 6}), (onebit.NaiveOneBitAdam, {}), (onebit.DistributedAdam, {}),
-         (onebit.OneBitLamb, {"warmup": 6, "coefficient_beta": 0.8, "scale": "fused"}),
-         (onebit.DistributedSGD, {"momentum": 0.9}), (onebit.DoubleSqueeze, {"weight_decay": 0.1}), (onebit.EFMomentumSGD, {"weight_decay": 0.1})]
+KINDS = [
+    (onebit.OneBitAdam, {"warmup": 6}),
+    (onebit.NaiveOneBitAdam, {}),
+    (onebit.DistributedAdam, {}),
+    (onebit.OneBitLamb, {"warmup": 6, "coefficient_beta": 0.8, "scale": "fused"}),
+    (onebit.DistributedSGD, {"momentum": 0.9}),
+    (onebit.DoubleSqueeze, {"weight_decay": 0.1}),
+    (onebit.EFMomentumSGD, {"weight_decay": 0.1}),
+]
 SMALL = 0.001  # MB: a bucket for nearly every parameter of `Net`
 
 
@@ -37,7 +43,10 @@ class Net(torch.nn.Module):
 
 def make(communicator, kind=onebit.OneBitAdam, compress=True, **options):
     model = Net()
-    groups = [{"params": model.layers.parameters(), "lr": 1e-2}, {"params": model.sometimes.parameters(), "lr": 1e-3, "compress": compress}]
+    groups = [
+        {"params": model.layers.parameters(), "lr": 1e-2},
+        {"params": model.sometimes.parameters(), "lr": 1e-3, "compress": compress},
+    ]
     return model, kind(groups, communicator=communicator, **options)
 
 
@@ -57,12 +66,22 @@ def train(communicator, kind, options, compress=True, steps=16):
         if t == 13:
             optimizer.restart_warmup(1)
         broken = t == 9 and communicator.rank == communicator.size - 1
-        backward(model, t, communicator.rank, float("nan") if broken else 1.0, everything=(t + communicator.rank) % 3 != 0)
+        backward(
+            model,
+            t,
+            communicator.rank,
+            float("nan") if broken else 1.0,
+            everything=(t + communicator.rank) % 3 != 0,
+        )
         optimizer.step()
         optimizer.zero_grad()
         traffic = optimizer.communication.last_step
-        traffic = None if optimizer.last_step_skipped else (traffic.bytes_sent, traffic.calls)  # with overlap, the buckets have left by then
-        history.append((everything(model, optimizer), optimizer.phase, optimizer.last_step_skipped, traffic))
+        traffic = (
+            None if optimizer.last_step_skipped else (traffic.bytes_sent, traffic.calls)
+        )  # with overlap, the buckets have left by then
+        history.append(
+            (everything(model, optimizer), optimizer.phase, optimizer.last_step_skipped, traffic)
+        )
     return history
 
 
@@ -100,7 +119,9 @@ def test_overlap_over_processes_equals_threads_bit_for_bit(backend):
 
 
 def overlapped(communicator):
-    return train(communicator, onebit.OneBitAdam, {"warmup": 6, "bucket_cap_mb": SMALL, "overlap": True})
+    return train(
+        communicator, onebit.OneBitAdam, {"warmup": 6, "bucket_cap_mb": SMALL, "overlap": True}
+    )
 
 
 def test_the_users_own_collectives_may_come_between_backward_and_step():
@@ -134,6 +155,7 @@ def test_buckets_leave_during_backward_last_parameters_first():
 
 def test_an_exchange_runs_while_backward_goes_on():
     """Rank 1 is late with its first buckets; rank 0 has meanwhile finished backward, without waiting for it."""
+
     def run(communicator):
         model, optimizer = make(communicator, warmup=1, bucket_cap_mb=SMALL, overlap=True)
         backward(model, 0, communicator.rank)
@@ -153,6 +175,7 @@ def test_an_exchange_runs_while_backward_goes_on():
 @pytest.mark.parametrize("overlap", [True, False])
 def test_accumulation_inside_no_sync_equals_the_sum_of_the_gradients(overlap):
     """Powers of two, so that the sums are exact: two backward passes of half the loss each."""
+
     def run(communicator, parts):
         model, optimizer = make(communicator, warmup=4, bucket_cap_mb=SMALL, overlap=overlap)
         for t in range(8):
@@ -166,7 +189,9 @@ def test_accumulation_inside_no_sync_equals_the_sum_of_the_gradients(overlap):
             optimizer.zero_grad()
         return everything(model, optimizer)
 
-    for whole, halves in zip(run_threads(2, lambda c: run(c, 1)), run_threads(2, lambda c: run(c, 2))):
+    for whole, halves in zip(
+        run_threads(2, lambda c: run(c, 1)), run_threads(2, lambda c: run(c, 2))
+    ):
         assert same(whole, halves)
 
 
@@ -194,11 +219,14 @@ def one_step(**options):
     return model, optimizer
 
 
-@pytest.mark.parametrize("change", [
-    lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
-    lambda model: setattr(model.layers[2].weight, "grad", torch.zeros(17, 17)),
-    lambda model: setattr(model.layers[2].weight, "grad", None),
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
+        lambda model: setattr(model.layers[2].weight, "grad", torch.zeros(17, 17)),
+        lambda model: setattr(model.layers[2].weight, "grad", None),
+    ],
+)
 def test_a_gradient_that_changes_after_its_bucket_left_raises(change):
     model, optimizer = one_step()
     before = everything(model, optimizer)
@@ -214,9 +242,14 @@ def test_accumulation_without_no_sync_raises():
         backward(model, 2, 0)
 
 
-@pytest.mark.parametrize("call", [
-    lambda o: o.restart_warmup(3), lambda o: o.synchronize(), lambda o: o.load_state_dict(o.state_dict()),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda o: o.restart_warmup(3),
+        lambda o: o.synchronize(),
+        lambda o: o.load_state_dict(o.state_dict()),
+    ],
+)
 def test_what_changes_the_state_must_wait_for_the_step(call):
     _, optimizer = one_step()
     with pytest.raises(RuntimeError, match="after step"):
@@ -276,7 +309,9 @@ def test_a_state_saved_with_other_buckets_is_refused_with_the_remedy():
 def test_buckets_hold_whole_parameters_up_to_their_cap_from_the_last_to_the_first():
     params = [torch.nn.Parameter(torch.zeros(n)) for n in (10, 300, 20, 30, 5)]
     groups = [{"params": params[:2]}, {"params": params[2:]}]
-    sizes = lambda cap: [[[len(p) for p in some] for _, some in bucket] for bucket in buckets(groups, cap)]  # noqa: E731
+    sizes = lambda cap: [
+        [[len(p) for p in some] for _, some in bucket] for bucket in buckets(groups, cap)
+    ]  # noqa: E731
     assert sizes(None) == [[[10, 300], [20, 30, 5]]]
     assert sizes(4 * 60) == [[[20, 30, 5]], [[300]], [[10]]]
     assert sizes(4 * 320) == [[[20, 30, 5]], [[10, 300]]]
@@ -286,10 +321,17 @@ def test_buckets_hold_whole_parameters_up_to_their_cap_from_the_last_to_the_firs
 @pytest.mark.parametrize("frozen_at_first", [True, False])
 def test_layers_may_be_frozen_and_thawed_between_steps(frozen_at_first):
     """The same bits as without overlap; a bucket that cannot begin during backward begins in step()."""
+
     def run(communicator, overlap):
         model = Net()
         model.layers[2].requires_grad_(not frozen_at_first)
-        optimizer = onebit.OneBitAdam(model.parameters(), warmup=8, bucket_cap_mb=SMALL, overlap=overlap, communicator=communicator)
+        optimizer = onebit.OneBitAdam(
+            model.parameters(),
+            warmup=8,
+            bucket_cap_mb=SMALL,
+            overlap=overlap,
+            communicator=communicator,
+        )
         for t in range(12):
             if t == 2:
                 model.layers[2].requires_grad_(frozen_at_first)
@@ -300,7 +342,9 @@ def test_layers_may_be_frozen_and_thawed_between_steps(frozen_at_first):
             optimizer.zero_grad()
         return everything(model, optimizer)
 
-    for ours, theirs in zip(run_threads(2, lambda c: run(c, True)), run_threads(2, lambda c: run(c, False))):
+    for ours, theirs in zip(
+        run_threads(2, lambda c: run(c, True)), run_threads(2, lambda c: run(c, False))
+    ):
         assert same(ours, theirs)
 
 
@@ -311,7 +355,9 @@ def test_compress_may_change_between_steps_of_the_warmup():
         backward(model, t, 0)
         optimizer.step()
         optimizer.zero_grad()
-    assert [part.compress for part in optimizer._parts].count(False) == 2 and optimizer.phase == "compressed"
+    assert [part.compress for part in optimizer._parts].count(
+        False
+    ) == 2 and optimizer.phase == "compressed"
 
 
 def test_betas_that_change_after_a_bucket_left_raise():
@@ -330,7 +376,9 @@ def test_the_way_out_after_an_interrupted_backward_is_the_one_in_the_message():
     del optimizer
     model.zero_grad()
     groups = [{"params": model.layers.parameters()}, {"params": model.sometimes.parameters()}]
-    other = onebit.OneBitAdam(groups, warmup=1, bucket_cap_mb=SMALL, overlap=True, communicator=Single())
+    other = onebit.OneBitAdam(
+        groups, warmup=1, bucket_cap_mb=SMALL, overlap=True, communicator=Single()
+    )
     other.load_state_dict(state)
     for t in range(2, 4):
         backward(model, t, 0)

@@ -37,10 +37,22 @@ COMPRESSED = [(onebit.DoubleSqueeze, PLAIN), (onebit.EFMomentumSGD, GROUPS)]
 ALL = [(onebit.DistributedSGD, GROUPS), *COMPRESSED, (onebit.LocalSGD, GROUPS)]
 
 
-def train(communicator, kind, groups, options=None, steps=STEPS, dtype=torch.float64, gradient=local_gradient):
+def train(
+    communicator,
+    kind,
+    groups,
+    options=None,
+    steps=STEPS,
+    dtype=torch.float64,
+    gradient=local_gradient,
+):
     """Run an optimizer on this rank; return its state after each step, flattened to the reference's vectors."""
     params = [torch.nn.Parameter(v) for v in start_values(dtype)]
-    optimizer = kind([dict(groups[0], params=params[:3]), dict(groups[1], params=params[3:])], communicator=communicator, **options or {})
+    optimizer = kind(
+        [dict(groups[0], params=params[:3]), dict(groups[1], params=params[3:])],
+        communicator=communicator,
+        **options or {},
+    )
     history = []
     for t in range(1, steps + 1):
         for group, own in zip(optimizer.param_groups, groups):
@@ -65,7 +77,10 @@ def snapshot(optimizer, params):
 
 def reference_options(groups):
     """The groups' options for each coordinate."""
-    options = {name: np.repeat([float(groups[0][name])] * 3 + [float(groups[1][name])] * 3, NUMELS) for name in groups[0]}
+    options = {
+        name: np.repeat([float(groups[0][name])] * 3 + [float(groups[1][name])] * 3, NUMELS)
+        for name in groups[0]
+    }
     lr = options.pop("lr")
     return options | {"gamma": lambda t: learning_rate(lr, t)}
 
@@ -77,9 +92,13 @@ def assert_equals_reference(history, generator):
             close = dict(rtol=1e-9, atol=1e-12, err_msg=f"step {t + 1}, rank {rank}")
             for name in history[rank][t].keys() - {"server_error"}:
                 value = getattr(expected, name)
-                np.testing.assert_allclose(history[rank][t][name], value[rank] if value.ndim == 2 else value, **close)
+                np.testing.assert_allclose(
+                    history[rank][t][name], value[rank] if value.ndim == 2 else value, **close
+                )
         if "delta" in history[0][t]:
-            np.testing.assert_allclose(server_error(history, t, ranks), expected.delta_bar, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(
+                server_error(history, t, ranks), expected.delta_bar, rtol=1e-9, atol=1e-12
+            )
 
 
 # ---- each equals its reference
@@ -88,20 +107,52 @@ def assert_equals_reference(history, generator):
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 @pytest.mark.parametrize("max_norm", [None, 5.0])
 def test_sgd_equals_its_reference(ranks, max_norm):
-    history = run_threads(ranks, lambda c: train(c, onebit.DistributedSGD, GROUPS, {"max_grad_norm": max_norm}))
-    assert_equals_reference(history, reference.sgd(
-        joined(start_values()), gradients_of_all(ranks), ranks, **reference_options(GROUPS), max_norm=max_norm))
+    history = run_threads(
+        ranks, lambda c: train(c, onebit.DistributedSGD, GROUPS, {"max_grad_norm": max_norm})
+    )
+    assert_equals_reference(
+        history,
+        reference.sgd(
+            joined(start_values()),
+            gradients_of_all(ranks),
+            ranks,
+            **reference_options(GROUPS),
+            max_norm=max_norm,
+        ),
+    )
 
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
-@pytest.mark.parametrize("kind, groups, algorithm", [
-    (onebit.DoubleSqueeze, PLAIN, reference.double_squeeze), (onebit.EFMomentumSGD, GROUPS, reference.ef_momentum_sgd)])
-@pytest.mark.parametrize("compressor, C", [(None, reference.one_bit), (Identity, reference.identity)])
+@pytest.mark.parametrize(
+    "kind, groups, algorithm",
+    [
+        (onebit.DoubleSqueeze, PLAIN, reference.double_squeeze),
+        (onebit.EFMomentumSGD, GROUPS, reference.ef_momentum_sgd),
+    ],
+)
+@pytest.mark.parametrize(
+    "compressor, C", [(None, reference.one_bit), (Identity, reference.identity)]
+)
 @pytest.mark.parametrize("max_norm", [None, 5.0])
-def test_compressed_sgd_equals_its_reference(ranks, kind, groups, algorithm, compressor, C, max_norm):
-    history = run_threads(ranks, lambda c: train(c, kind, groups, {"compressor": compressor, "max_grad_norm": max_norm}))
-    assert_equals_reference(history, algorithm(
-        joined(start_values()), gradients_of_all(ranks), ranks, segments=segments(ranks), C=C, **reference_options(groups), max_norm=max_norm))
+def test_compressed_sgd_equals_its_reference(
+    ranks, kind, groups, algorithm, compressor, C, max_norm
+):
+    history = run_threads(
+        ranks,
+        lambda c: train(c, kind, groups, {"compressor": compressor, "max_grad_norm": max_norm}),
+    )
+    assert_equals_reference(
+        history,
+        algorithm(
+            joined(start_values()),
+            gradients_of_all(ranks),
+            ranks,
+            segments=segments(ranks),
+            C=C,
+            **reference_options(groups),
+            max_norm=max_norm,
+        ),
+    )
 
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
@@ -110,10 +161,20 @@ def test_compressed_sgd_equals_its_reference(ranks, kind, groups, algorithm, com
 @pytest.mark.parametrize("max_norm", [None, 5.0])
 def test_local_sgd_equals_its_reference(ranks, groups, tau, max_norm):
     """Each rank's own model and momentum, between averages too."""
-    history = run_threads(ranks, lambda c: train(c, onebit.LocalSGD, groups, {"tau": tau, "max_grad_norm": max_norm}))
-    assert_equals_reference(history, reference.local_sgd(
-        joined(start_values()), lambda t, x: np.stack([local_gradient(t, x[i], i) for i in range(ranks)]), ranks, tau=tau,
-        **reference_options(groups), max_norm=max_norm))
+    history = run_threads(
+        ranks, lambda c: train(c, onebit.LocalSGD, groups, {"tau": tau, "max_grad_norm": max_norm})
+    )
+    assert_equals_reference(
+        history,
+        reference.local_sgd(
+            joined(start_values()),
+            lambda t, x: np.stack([local_gradient(t, x[i], i) for i in range(ranks)]),
+            ranks,
+            tau=tau,
+            **reference_options(groups),
+            max_norm=max_norm,
+        ),
+    )
 
 
 # ---- identities
@@ -124,20 +185,38 @@ def test_local_sgd_equals_its_reference(ranks, groups, tau, max_norm):
 def test_sgd_equals_torch_sgd_on_the_mean_gradient(dtype, max_norm):
     """torch's SGD after DistributedDataParallel sees the mean gradient and clips its norm; the arithmetic is the same."""
     groups = [dict(group, dampening=0.0) for group in GROUPS]
-    history = run_threads(3, lambda c: train(c, onebit.DistributedSGD, groups, {"max_grad_norm": max_norm}, dtype=dtype))
+    history = run_threads(
+        3,
+        lambda c: train(c, onebit.DistributedSGD, groups, {"max_grad_norm": max_norm}, dtype=dtype),
+    )
     params = [torch.nn.Parameter(v) for v in start_values(dtype)]
-    optimizer = torch.optim.SGD([dict(groups[0], params=params[:3]), dict(groups[1], params=params[3:])])
+    optimizer = torch.optim.SGD(
+        [dict(groups[0], params=params[:3]), dict(groups[1], params=params[3:])]
+    )
     for t in steps_on_the_mean_gradient(optimizer, params, groups, dtype, max_norm):
-        close = dict(rtol=1e-5, atol=1e-6) if dtype == torch.float32 else dict(rtol=1e-12, atol=1e-12)
+        close = (
+            dict(rtol=1e-5, atol=1e-6) if dtype == torch.float32 else dict(rtol=1e-12, atol=1e-12)
+        )
         np.testing.assert_allclose(history[0][t - 1]["x"], joined(params), **close)
-        np.testing.assert_allclose(history[0][t - 1]["m"], joined([optimizer.state[p]["momentum_buffer"] for p in params]), **close)
+        np.testing.assert_allclose(
+            history[0][t - 1]["m"],
+            joined([optimizer.state[p]["momentum_buffer"] for p in params]),
+            **close,
+        )
 
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 def test_double_squeeze_with_identity_equals_sgd_bit_for_bit(ranks):
     """Nothing is lost, so both errors stay 0, and both averages add in rank order."""
-    squeezed = run_threads(ranks, lambda c: train(c, onebit.DoubleSqueeze, UNDECAYED, {"compressor": Identity}, dtype=torch.float32))
-    exact = run_threads(ranks, lambda c: train(c, onebit.DistributedSGD, UNDECAYED, dtype=torch.float32))
+    squeezed = run_threads(
+        ranks,
+        lambda c: train(
+            c, onebit.DoubleSqueeze, UNDECAYED, {"compressor": Identity}, dtype=torch.float32
+        ),
+    )
+    exact = run_threads(
+        ranks, lambda c: train(c, onebit.DistributedSGD, UNDECAYED, dtype=torch.float32)
+    )
     for a, b in zip(squeezed[0], exact[0]):
         np.testing.assert_array_equal(a["x"], b["x"])
         assert not a["delta"].any() and not a["server_error"].any()
@@ -146,7 +225,9 @@ def test_double_squeeze_with_identity_equals_sgd_bit_for_bit(ranks):
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 def test_ef_momentum_sgd_with_identity_equals_momentum_sgd(ranks):
     """mean_i (momentum m + g_i) = momentum m + mean_i g_i, to rounding."""
-    ours = run_threads(ranks, lambda c: train(c, onebit.EFMomentumSGD, GROUPS, {"compressor": Identity}))
+    ours = run_threads(
+        ranks, lambda c: train(c, onebit.EFMomentumSGD, GROUPS, {"compressor": Identity})
+    )
     exact = run_threads(ranks, lambda c: train(c, onebit.DistributedSGD, GROUPS))
     for a, b in zip(ours[0], exact[0]):
         for name in "xm":
@@ -166,6 +247,7 @@ def test_local_sgd_that_averages_every_step_equals_sgd(groups):
 
 def test_ef_momentum_sgd_equals_onebit_adam_with_a_variance_of_one_bit_for_bit():
     """dampening = momentum = beta1 makes line 6; v = 1 and eps = 0 leave x - lr m of line 13."""
+
     def run(communicator, kind, name, **options):
         run = make(communicator, kind, shapes=SMALL_SHAPES, lr=0.01, **options)
         if kind is onebit.OneBitAdam:
@@ -179,11 +261,27 @@ def test_ef_momentum_sgd_equals_onebit_adam_with_a_variance_of_one_bit_for_bit()
             run.optimizer.param_groups[0]["lr"] = 0.01 / (1 + t)
             step(run, t, communicator.rank)
             entries = run.optimizer.state_dict()["state"].values()
-            history.append([p.detach().clone() for p in run.params] + [entry[key].clone() for entry in entries for key in (name, "worker_error")])
+            history.append(
+                [p.detach().clone() for p in run.params]
+                + [entry[key].clone() for entry in entries for key in (name, "worker_error")]
+            )
         return history
 
-    sgd = run_threads(3, lambda c: run(c, onebit.EFMomentumSGD, "momentum_buffer", momentum=0.9, dampening=0.9))
-    adam = run_threads(3, lambda c: run(c, onebit.OneBitAdam, "exp_avg", betas=(0.9, 0.999), eps=0.0, warmup=1, bias_correction=False))
+    sgd = run_threads(
+        3, lambda c: run(c, onebit.EFMomentumSGD, "momentum_buffer", momentum=0.9, dampening=0.9)
+    )
+    adam = run_threads(
+        3,
+        lambda c: run(
+            c,
+            onebit.OneBitAdam,
+            "exp_avg",
+            betas=(0.9, 0.999),
+            eps=0.0,
+            warmup=1,
+            bias_correction=False,
+        ),
+    )
     for ours, theirs in zip(sgd, adam):
         assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
         assert ours[-1][4].any()  # a worker error
@@ -194,20 +292,30 @@ def test_ef_momentum_sgd_equals_onebit_adam_with_a_variance_of_one_bit_for_bit()
 
 def test_the_error_of_double_squeeze_cancels_in_the_sum_of_steps():
     """x_T = x_0 - lr sum_t mean_i g_i + lr (mean_i delta_i + delta_bar): "1-bit Adam", section 4.1."""
+
     def run(communicator):
-        run = make(communicator, onebit.DoubleSqueeze, shapes=SMALL_SHAPES, dtype=torch.float64, lr=0.1)
+        run = make(
+            communicator, onebit.DoubleSqueeze, shapes=SMALL_SHAPES, dtype=torch.float64, lr=0.1
+        )
         start = [p.detach().clone() for p in run.params]
         total = [torch.zeros_like(p) for p in start]
         for t in range(30):
             step(run, t, communicator.rank)
             total = [a + p.grad for a, p in zip(total, run.params)]
         run.optimizer.synchronize()  # each worker error is now mean_i delta_i + delta_bar
-        return start, total, [p.detach() for p in run.params], [run.optimizer.state[p]["worker_error"] for p in run.params]
+        return (
+            start,
+            total,
+            [p.detach() for p in run.params],
+            [run.optimizer.state[p]["worker_error"] for p in run.params],
+        )
 
     results = run_threads(3, run)
     for i, x in enumerate(results[0][2]):
         mean = sum(total[i] for _, total, _, _ in results) / 3
-        torch.testing.assert_close(x, results[0][0][i] - 0.1 * (mean - results[0][3][i]), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            x, results[0][0][i] - 0.1 * (mean - results[0][3][i]), rtol=1e-12, atol=1e-12
+        )
         assert x.numel() == 0 or results[0][3][i].abs().max() > 0.1
 
 
@@ -219,19 +327,25 @@ def test_every_rank_holds_the_same_bits_after_every_step_that_syncs(ranks, kind,
     for t, (first, *others) in enumerate(zip(*history), 1):
         for state in others:
             for name in state.keys() & {"x", "m"}:
-                assert np.array_equal(state[name], first[name]) == (kind is not onebit.LocalSGD or t % 4 == 0)
+                assert np.array_equal(state[name], first[name]) == (
+                    kind is not onebit.LocalSGD or t % 4 == 0
+                )
 
 
-@pytest.mark.parametrize("kind, options, calls, sent", [
-    (onebit.DistributedSGD, {"momentum": 0.9}, 2, 2 * 3 * 3264 * 4),
-    (onebit.DoubleSqueeze, {}, 3, 3 * 16 + 2 * 3 * (3264 // 8 + 3 * 4)),
-    (onebit.EFMomentumSGD, {}, 3, 3 * 16 + 2 * 3 * (3264 // 8 + 3 * 4)),
-    (onebit.LocalSGD, {"momentum": 0.9}, 1 + 4, 3 * 16 + 2 * 2 * 3 * 3264 * 4),
-    (onebit.LocalSGD, {}, 1 + 2, 3 * 16 + 2 * 3 * 3264 * 4),
-    (onebit.LocalSGD, {"check_finite": False}, 2, 2 * 3 * 3264 * 4),
-])
+@pytest.mark.parametrize(
+    "kind, options, calls, sent",
+    [
+        (onebit.DistributedSGD, {"momentum": 0.9}, 2, 2 * 3 * 3264 * 4),
+        (onebit.DoubleSqueeze, {}, 3, 3 * 16 + 2 * 3 * (3264 // 8 + 3 * 4)),
+        (onebit.EFMomentumSGD, {}, 3, 3 * 16 + 2 * 3 * (3264 // 8 + 3 * 4)),
+        (onebit.LocalSGD, {"momentum": 0.9}, 1 + 4, 3 * 16 + 2 * 2 * 3 * 3264 * 4),
+        (onebit.LocalSGD, {}, 1 + 2, 3 * 16 + 2 * 3 * 3264 * 4),
+        (onebit.LocalSGD, {"check_finite": False}, 2, 2 * 3 * 3264 * 4),
+    ],
+)
 def test_bytes_of_a_step_are_those_of_its_exchanges(kind, options, calls, sent):
     """Four chunks of 3264 elements, at most three scales in one; local SGD sends in every fourth step only."""
+
     def run(communicator):
         run = make(communicator, kind, shapes=((300, 40), (777,)), **options)
         traffic = []
@@ -242,13 +356,17 @@ def test_bytes_of_a_step_are_those_of_its_exchanges(kind, options, calls, sent):
         return traffic
 
     for traffic in run_threads(4, run):
-        assert traffic == [(calls, sent, sent) if kind is not onebit.LocalSGD or t % 4 == 3 else (0, 0, 0) for t in range(8)]
+        assert traffic == [
+            (calls, sent, sent) if kind is not onebit.LocalSGD or t % 4 == 3 else (0, 0, 0)
+            for t in range(8)
+        ]
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("kind, groups", ALL)
 def test_one_broken_gradient_makes_all_ranks_skip_a_step_that_syncs(kind, groups, bad):
     """Nothing changes, and the next step averages in its place."""
+
     def run(communicator):
         run = make(communicator, kind, **({"tau": 1} if kind is onebit.LocalSGD else {}))
         for t in range(3):
@@ -262,13 +380,16 @@ def test_one_broken_gradient_makes_all_ranks_skip_a_step_that_syncs(kind, groups
 
 def test_one_broken_gradient_counts_as_zero_in_a_local_step():
     """On its rank alone, which goes on by its momentum; the others do not notice."""
+
     def run(communicator, scale):
         run = make(communicator, onebit.LocalSGD, momentum=0.9, dampening=0.1, lr=0.1, tau=10)
         step(run, 0, communicator.rank)
         step(run, 1, communicator.rank, scale=scale if communicator.rank == 1 else 1.0)
         return everything(run), run.optimizer.last_step_skipped, run.optimizer.steps
 
-    broken, zero = (run_threads(2, lambda c, scale=scale: run(c, scale)) for scale in (float("nan"), 0.0))
+    broken, zero = (
+        run_threads(2, lambda c, scale=scale: run(c, scale)) for scale in (float("nan"), 0.0)
+    )
     for ours, theirs in zip(broken, zero):
         assert same(ours[0], theirs[0]) and ours[1:] == theirs[1:] == (False, 2)
 
@@ -276,9 +397,13 @@ def test_one_broken_gradient_counts_as_zero_in_a_local_step():
 @pytest.mark.parametrize("kind, groups", ALL)
 def test_an_uncompressed_group_is_trained_by_plain_sgd_exactly(kind, groups):
     """compress=False: averaged exactly at every step; nothing of the other groups leaks in. Bit for bit."""
+
     def run(communicator, kind, groups, flag):
         params = [torch.nn.Parameter(v) for v in start_values(torch.float32)]
-        optimizer = kind([dict(groups[0], params=params[:3]), dict(groups[1], params=params[3:], compress=flag)], communicator=communicator)
+        optimizer = kind(
+            [dict(groups[0], params=params[:3]), dict(groups[1], params=params[3:], compress=flag)],
+            communicator=communicator,
+        )
         for t in range(1, 23):
             for p, g in zip(params, split(local_gradient(t, np.zeros(D), communicator.rank))):
                 p.grad = torch.tensor(g, dtype=torch.float32)
@@ -346,6 +471,7 @@ def test_a_synchronized_local_checkpoint_serves_any_number_of_ranks(size):
 
 def test_what_no_rank_has_trained_keeps_its_bits():
     """(x + x + x) / 3 may differ from x: a frozen parameter is left out, one frozen since the last average is not, after a resume either."""
+
     def run(communicator):
         run = make(communicator, onebit.LocalSGD, shapes=((1000,), (1000,)), lr=0.1)
         run.params[0].requires_grad_(False)
@@ -393,7 +519,10 @@ def test_loading_torch_sgd_starts_from_its_momentum(momentum):
     if not momentum:
         state["state"] = {i: {"momentum_buffer": None} for i in range(len(params))}
     run.optimizer.load_state_dict(state)
-    assert run.optimizer.param_groups[0]["momentum"] == momentum and "nesterov" not in run.optimizer.param_groups[0]
+    assert (
+        run.optimizer.param_groups[0]["momentum"] == momentum
+        and "nesterov" not in run.optimizer.param_groups[0]
+    )
     with torch.no_grad():
         for p, q in zip(run.params, params):
             p.copy_(q)
@@ -408,12 +537,18 @@ def test_a_state_of_another_kind_is_refused_with_the_remedy():
     params = [torch.nn.Parameter(torch.ones(s)) for s in SMALL_SHAPES]
     for p in params:
         p.grad = torch.ones_like(p)
-    adam, sgd, nesterov = torch.optim.Adam(params), torch.optim.SGD(params, momentum=0.9), torch.optim.SGD(params, momentum=0.9, nesterov=True)
+    adam, sgd, nesterov = (
+        torch.optim.Adam(params),
+        torch.optim.SGD(params, momentum=0.9),
+        torch.optim.SGD(params, momentum=0.9, nesterov=True),
+    )
     for optimizer in (adam, sgd, nesterov):
         optimizer.step()
     for kind, optimizer, message in (
-        (onebit.DistributedSGD, adam, "exp_avg.*Load it into"), (onebit.DistributedAdam, sgd, "momentum_buffer.*Load it into"),
-        (onebit.DoubleSqueeze, sgd, "momentum_buffer.*Load it into"), (onebit.DistributedSGD, nesterov, "nesterov=False"),
+        (onebit.DistributedSGD, adam, "exp_avg.*Load it into"),
+        (onebit.DistributedAdam, sgd, "momentum_buffer.*Load it into"),
+        (onebit.DoubleSqueeze, sgd, "momentum_buffer.*Load it into"),
+        (onebit.DistributedSGD, nesterov, "nesterov=False"),
     ):
         run = make(Single(), kind, shapes=SMALL_SHAPES)
         before = everything(run)
@@ -442,7 +577,9 @@ def test_a_state_without_momentum_is_not_taken_for_one_with_it(kind):
     step(run, 0, 0)
     for reset_errors in (False, True):
         with pytest.raises(ValueError, match="lack momentum, dampening: it is another optimizer's"):
-            make(Single(), kind, shapes=SMALL_SHAPES).optimizer.load_state_dict(saved(run.optimizer), reset_errors=reset_errors)
+            make(Single(), kind, shapes=SMALL_SHAPES).optimizer.load_state_dict(
+                saved(run.optimizer), reset_errors=reset_errors
+            )
 
 
 # ---- the rest of the contract
@@ -451,11 +588,16 @@ def test_a_state_without_momentum_is_not_taken_for_one_with_it(kind):
 @pytest.mark.parametrize("kind, groups", ALL)
 def test_bfloat16_parameters_keep_float32_state(kind, groups):
     """The ranks agree wherever they meet, and x is rounded to its own type once a step."""
+
     def run(communicator):
         run = make(communicator, kind, dtype=torch.bfloat16, lr=0.1)
         for t in range(8):
             step(run, t, communicator.rank)
-        assert {v.dtype for entries in run.optimizer.state_dict()["state"].values() for v in entries.values()} == {torch.float32}
+        assert {
+            v.dtype
+            for entries in run.optimizer.state_dict()["state"].values()
+            for v in entries.values()
+        } == {torch.float32}
         return [p.detach() for p in run.params]
 
     results = run_threads(3, run)
@@ -463,7 +605,9 @@ def test_bfloat16_parameters_keep_float32_state(kind, groups):
     assert same(results[0], results[1]) and same(results[0], results[2])
 
 
-@pytest.mark.parametrize("kind, option", [(onebit.EFMomentumSGD, "momentum"), (onebit.DoubleSqueeze, "weight_decay")])
+@pytest.mark.parametrize(
+    "kind, option", [(onebit.EFMomentumSGD, "momentum"), (onebit.DoubleSqueeze, "weight_decay")]
+)
 def test_options_that_were_sent_must_not_change_before_the_step(kind, option):
     def make_and_step():
         model = torch.nn.Linear(3, 2)
@@ -483,15 +627,28 @@ def test_options_that_were_sent_must_not_change_before_the_step(kind, option):
         optimizer.step()
 
 
-@pytest.mark.parametrize("kind, options, error, message", [
-    (onebit.DistributedSGD, {"momentum": 1.0}, ValueError, r"momentum must be a number in \[0, 1\)"),
-    (onebit.DistributedSGD, {"nesterov": True}, TypeError, "leave it out"),
-    (onebit.DistributedSGD, {"beta": 0.9}, TypeError, "it takes lr, momentum"),
-    (onebit.DoubleSqueeze, {"momentum": 0.9}, TypeError, "DoubleSqueeze has no option 'momentum'"),
-    (onebit.EFMomentumSGD, {"compressor": 3}, TypeError, "compressor must be"),
-    (onebit.LocalSGD, {"tau": 0}, ValueError, "tau must be a whole number of at least 1"),
-    (onebit.LocalSGD, {"overlap": True}, TypeError, "LocalSGD has no option 'overlap'"),
-])
+@pytest.mark.parametrize(
+    "kind, options, error, message",
+    [
+        (
+            onebit.DistributedSGD,
+            {"momentum": 1.0},
+            ValueError,
+            r"momentum must be a number in \[0, 1\)",
+        ),
+        (onebit.DistributedSGD, {"nesterov": True}, TypeError, "leave it out"),
+        (onebit.DistributedSGD, {"beta": 0.9}, TypeError, "it takes lr, momentum"),
+        (
+            onebit.DoubleSqueeze,
+            {"momentum": 0.9},
+            TypeError,
+            "DoubleSqueeze has no option 'momentum'",
+        ),
+        (onebit.EFMomentumSGD, {"compressor": 3}, TypeError, "compressor must be"),
+        (onebit.LocalSGD, {"tau": 0}, ValueError, "tau must be a whole number of at least 1"),
+        (onebit.LocalSGD, {"overlap": True}, TypeError, "LocalSGD has no option 'overlap'"),
+    ],
+)
 def test_wrong_options_name_the_remedy(kind, options, error, message):
     with pytest.raises(error, match=message):
         make(Single(), kind, **options)

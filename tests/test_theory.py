@@ -38,16 +38,27 @@ def feedback():
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_the_gradient_is_that_of_finite_differences(problem):
     x, h = problem.start(1), 1e-5
-    differences = [(problem.value(x + h * e) - problem.value(x - h * e)) / (2 * h) for e in np.eye(problem.dimension)]
+    differences = [
+        (problem.value(x + h * e) - problem.value(x - h * e)) / (2 * h)
+        for e in np.eye(problem.dimension)
+    ]
     np.testing.assert_allclose(problem.gradient(x), differences, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_L_bounds_the_change_of_the_gradient_and_is_reached_at_the_minimum(problem):
     random = np.random.default_rng(0)
-    x = problem.width * random.standard_normal((20000, problem.dimension)) * random.choice([0.01, 1, 10], (20000, 1))
-    y = x + problem.width * random.standard_normal(x.shape) * random.choice([1e-4, 0.1, 1], (20000, 1))
-    ratio = np.linalg.norm(problem.gradient(x) - problem.gradient(y), axis=1) / np.linalg.norm(x - y, axis=1)
+    x = (
+        problem.width
+        * random.standard_normal((20000, problem.dimension))
+        * random.choice([0.01, 1, 10], (20000, 1))
+    )
+    y = x + problem.width * random.standard_normal(x.shape) * random.choice(
+        [1e-4, 0.1, 1], (20000, 1)
+    )
+    ratio = np.linalg.norm(problem.gradient(x) - problem.gradient(y), axis=1) / np.linalg.norm(
+        x - y, axis=1
+    )
     assert 0.99 * problem.L < ratio.max() <= problem.L * (1 + 1e-9)
 
 
@@ -55,7 +66,10 @@ def test_the_problem_is_not_convex_where_runs_start():
     problem, h = Problem(), 1e-4
     for seed in range(1, 9):
         x = problem.start(seed)
-        along = [(e @ (problem.gradient(x + h * e) - problem.gradient(x - h * e))) / (2 * h) for e in problem.rotation]
+        along = [
+            (e @ (problem.gradient(x + h * e) - problem.gradient(x - h * e))) / (2 * h)
+            for e in problem.rotation
+        ]
         assert min(along) < -0.2 * problem.L
 
 
@@ -68,16 +82,23 @@ def test_the_noise_has_mean_zero_and_variance_sigma_squared(problem):
 
 def test_the_learning_rate_is_corollary_1s():
     """1 / (4 L + sigma sqrt(T / n) + eps^(2/3) T^(1/3)) = 1 / (8 + 3 * 4 + 4 * 4)."""
-    assert Problem(L=2.0, sigma=3.0).learning_rate(workers=4, steps=64, eps=8.0) == pytest.approx(1 / 36)
+    assert Problem(L=2.0, sigma=3.0).learning_rate(workers=4, steps=64, eps=8.0) == pytest.approx(
+        1 / 36
+    )
     assert Problem().v.min() == 1.0
 
 
 def test_rare_noise_has_a_median_beside_its_mean():
-    assert (Problem(rare=0.1).noise(np.random.default_rng(0), (10000, 1)) < 0).mean() == pytest.approx(0.9, abs=0.02)
+    assert (
+        Problem(rare=0.1).noise(np.random.default_rng(0), (10000, 1)) < 0
+    ).mean() == pytest.approx(0.9, abs=0.02)
 
 
 def test_seeds_do_not_depend_on_the_seeds_beside_them():
-    together, alone = (list(theory.momentum_sgd(Sample(Problem(), 2, seeds), 40, 0.01, True)) for seeds in ((1, 2, 3), (2,)))
+    together, alone = (
+        list(theory.momentum_sgd(Sample(Problem(), 2, seeds), 40, 0.01, True))
+        for seeds in ((1, 2, 3), (2,))
+    )
     np.testing.assert_allclose(together[-1].gradient[1], alone[-1].gradient[0], rtol=1e-12)
     np.testing.assert_allclose(together[-1].error[1], alone[-1].error[0], rtol=1e-12)
 
@@ -95,14 +116,32 @@ def test_the_second_stage_of_onebit_adam_is_momentum_sgd_under_a_fixed_precondit
     """From the m and v at the freeze it takes the steps that one_bit_adam takes, errors included."""
     problem, n, T_w = Problem(sigma=1.0), 3, 10
     segments = [slice(0, problem.dimension)], [slice(0, 10), slice(10, problem.dimension)]
-    whole = reference.one_bit_adam(problem.start(1), Sample(problem, n, (1,)), n, lambda t: 0.01, segments, T_w, eta=0.0, bias_correction=False,
-                                   C=reference.one_bit)
+    whole = reference.one_bit_adam(
+        problem.start(1),
+        Sample(problem, n, (1,)),
+        n,
+        lambda t: 0.01,
+        segments,
+        T_w,
+        eta=0.0,
+        bias_correction=False,
+        C=reference.one_bit,
+    )
     states = [next(whole) for _ in range(T_w + 50)]
     frozen, sample = states[T_w - 1], Sample(problem, n, (1,))
     for t in range(1, T_w + 1):
         sample(t, frozen.x)
     stage = reference.preconditioned_momentum_sgd(
-        frozen.x, lambda t, x: sample(t + T_w, x), n, lambda t: 0.01, segments, v=frozen.v, m=frozen.m, beta=BETA, C=reference.one_bit)
+        frozen.x,
+        lambda t, x: sample(t + T_w, x),
+        n,
+        lambda t: 0.01,
+        segments,
+        v=frozen.v,
+        m=frozen.m,
+        beta=BETA,
+        C=reference.one_bit,
+    )
     for expected, state in zip(states[T_w:], stage):
         for a, b in zip(state, expected):
             np.testing.assert_allclose(a, b, rtol=1e-12)
@@ -115,7 +154,15 @@ def as_rank(communicator, problem, steps, gamma):
     """
     sample = Sample(problem, communicator.size, (1,), stream=steps)
     p = torch.nn.Parameter(torch.tensor(problem.start(1)))
-    optimizer = onebit.OneBitAdam([p], lr=0.0, betas=(BETA, 0.0), eps=0.0, warmup=2, bias_correction=False, communicator=communicator)
+    optimizer = onebit.OneBitAdam(
+        [p],
+        lr=0.0,
+        betas=(BETA, 0.0),
+        eps=0.0,
+        warmup=2,
+        bias_correction=False,
+        communicator=communicator,
+    )
     history = []
     for t in range(-1, steps + 1):
         root = torch.tensor(problem.v).sqrt()
@@ -125,7 +172,9 @@ def as_rank(communicator, problem, steps, gamma):
             p.grad = torch.tensor(sample(t, p.detach().numpy())[communicator.rank])
         optimizer.step()
         if t > 0:
-            history.append((p.detach().numpy().copy(), optimizer.state[p]["worker_error"].numpy().copy()))
+            history.append(
+                (p.detach().numpy().copy(), optimizer.state[p]["worker_error"].numpy().copy())
+            )
     return history
 
 
@@ -134,7 +183,9 @@ def test_four_thread_ranks_take_the_simulations_steps(speedup):
     problem, n, steps = speedup.PROBLEM, 4, 300
     gamma = problem.learning_rate(n, steps, speedup.measured_eps(n, steps))
     ranks = onebit.comm.run_threads(n, lambda c: as_rank(c, problem, steps, gamma))
-    simulated = theory.momentum_sgd(Sample(problem, n, (1,), stream=steps), steps, gamma, compressed=True)
+    simulated = theory.momentum_sgd(
+        Sample(problem, n, (1,), stream=steps), steps, gamma, compressed=True
+    )
     for t, step in enumerate(simulated):
         for rank in range(n):
             x, delta = ranks[rank][t]
@@ -146,10 +197,14 @@ def test_four_thread_ranks_take_the_simulations_steps(speedup):
 
 
 @pytest.mark.parametrize("reset_every", [1, 10, None])
-def test_what_sgd_has_not_taken_of_its_gradients_is_the_errors_and_what_was_forgotten(feedback, reset_every):
+def test_what_sgd_has_not_taken_of_its_gradients_is_the_errors_and_what_was_forgotten(
+    feedback, reset_every
+):
     """Section 4.1: x_t = x_0 - gamma (sum of mean gradients) + gamma (forgotten errors + the last), exactly."""
     problem, gamma, seeds = Problem(rare=0.1, v_max=1.0), 0.01, (1, 2)
-    run = theory.momentum_sgd(Sample(problem, 3, seeds), 65, gamma, True, beta=0.0, reset_every=reset_every)
+    run = theory.momentum_sgd(
+        Sample(problem, 3, seeds), 65, gamma, True, beta=0.0, reset_every=reset_every
+    )
     gradients = 0.0
     for t, step, kept in feedback.withheld(run, reset_every):
         gradients = gradients + step.mean
@@ -165,7 +220,9 @@ def test_momentum_and_errors_move_a_point_by_plain_gradient_steps():
     y = problem.start(1)
     for step in theory.momentum_sgd(Sample(problem, 3, (1,)), 50, gamma, True, BETA):
         y = y - gamma * step.mean[0] / np.sqrt(problem.v)
-        ahead = step.state.x - gamma / np.sqrt(problem.v) * (BETA * step.state.m + step.error[0]) / (1 - BETA)
+        ahead = step.state.x - gamma / np.sqrt(problem.v) * (
+            BETA * step.state.m + step.error[0]
+        ) / (1 - BETA)
         np.testing.assert_allclose(ahead, y, rtol=1e-10, atol=1e-12)
 
 
@@ -174,8 +231,18 @@ def test_the_three_terms_add_up_to_the_square_of_the_compressed_gradient(feedbac
     rows = pd.DataFrame(feedback.terms("naive", (1, 2), 1))
     C = theory.one_bit_by_seed(feedback.PROBLEM.dimension)
     sample = Sample(feedback.PROBLEM, feedback.WORKERS, (1, 2))
-    (step,) = theory.steps_of(reference.naive_one_bit_adam, sample, 1, lambda t: feedback.ADAM_GAMMA, ((), ()), beta2=0.999, C=C)
-    np.testing.assert_allclose(rows.groupby("seed").value.sum(), step.state.v.reshape(2, -1).sum(1) / 0.001)
+    (step,) = theory.steps_of(
+        reference.naive_one_bit_adam,
+        sample,
+        1,
+        lambda t: feedback.ADAM_GAMMA,
+        ((), ()),
+        beta2=0.999,
+        C=C,
+    )
+    np.testing.assert_allclose(
+        rows.groupby("seed").value.sum(), step.state.v.reshape(2, -1).sum(1) / 0.001
+    )
 
 
 # ---- exponents, intervals and rules
@@ -186,10 +253,22 @@ def made_up(speedup, slope, compressed_slope=None):
     settings = {(n, 64000) for n in speedup.WORKERS} | {(speedup.AT, T) for T in speedup.STEPS}
     rows = []
     for method in speedup.LABELS:
-        own = compressed_slope if method == "onebit_adam" and compressed_slope is not None else slope
+        own = (
+            compressed_slope if method == "onebit_adam" and compressed_slope is not None else slope
+        )
         for seed, tilt in enumerate(np.linspace(-0.01, 0.01, 8), start=1):
-            rows += [{"method": method, "workers": n, "steps": T, "seed": seed, "error": n ** (own + tilt) * T**-0.5, "eps": 0.0, "seconds": 9.0}
-                     for n, T in settings]
+            rows += [
+                {
+                    "method": method,
+                    "workers": n,
+                    "steps": T,
+                    "seed": seed,
+                    "error": n ** (own + tilt) * T**-0.5,
+                    "eps": 0.0,
+                    "seconds": 9.0,
+                }
+                for n, T in settings
+            ]
     return pd.DataFrame(rows)
 
 
@@ -200,9 +279,15 @@ def verdicts(module, rows):
 
 def test_exponents_are_those_that_were_put_in(speedup):
     found = speedup.exponent(made_up(speedup, -0.4), "momentum_sgd", "workers")
-    half = 2.3646 * np.std(np.linspace(-0.01, 0.01, 8), ddof=1) / 8**0.5  # t with 7 degrees of freedom
-    assert (found.mean, found.low, found.high, found.n) == pytest.approx((-0.4, -0.4 - half, -0.4 + half, 8), rel=1e-4)
-    assert speedup.exponent(made_up(speedup, -0.4), "momentum_sgd", "steps").mean == pytest.approx(-0.5)
+    half = (
+        2.3646 * np.std(np.linspace(-0.01, 0.01, 8), ddof=1) / 8**0.5
+    )  # t with 7 degrees of freedom
+    assert (found.mean, found.low, found.high, found.n) == pytest.approx(
+        (-0.4, -0.4 - half, -0.4 + half, 8), rel=1e-4
+    )
+    assert speedup.exponent(made_up(speedup, -0.4), "momentum_sgd", "steps").mean == pytest.approx(
+        -0.5
+    )
 
 
 def test_each_rule_of_the_speedup_can_fail(speedup):
@@ -211,7 +296,12 @@ def test_each_rule_of_the_speedup_can_fail(speedup):
     assert set(good.values()) == {"yes", ""}
     assert verdicts(speedup, made_up(speedup, -0.5, compressed_slope=-0.45))[same] == "NO"
     assert verdicts(speedup, made_up(speedup, -0.4))[near] == "NO"
-    assert verdicts(speedup, made_up(speedup, -0.5).assign(seconds=301.0))["longest run, time of a core"] == "NO"
+    assert (
+        verdicts(speedup, made_up(speedup, -0.5).assign(seconds=301.0))[
+            "longest run, time of a core"
+        ]
+        == "NO"
+    )
 
 
 def test_each_rule_of_error_feedback_can_fail(feedback):
@@ -221,7 +311,9 @@ def test_each_rule_of_error_feedback_can_fail(feedback):
     flat = rows.assign(value=np.where(rows.quantity == "errors", rows.step % 7 + 1.0, rows.value))
     growing = rows.assign(value=np.where(rows.quantity == "errors", rows.step, rows.value))
     worse = rows.assign(value=np.where(compressed & (rows.quantity == "f"), 0.5, rows.value))
-    harmless = rows.assign(value=np.where((rows.setting == "none") & (rows.quantity == "f"), 1e-3, rows.value))
+    harmless = rows.assign(
+        value=np.where((rows.setting == "none") & (rows.quantity == "f"), 1e-3, rows.value)
+    )
     small = rows.assign(value=np.where(rows.quantity == "quadratic", 1e-3, rows.value))
     failed = set()
     for spoilt in (flat, growing, worse, harmless, small):
@@ -230,8 +322,15 @@ def test_each_rule_of_error_feedback_can_fail(feedback):
 
 
 def test_intervals_overlap_if_they_have_a_number_in_common():
-    a, b, c = (judge.Interval((low + high) / 2, low, high, 5) for low, high in ((0, 2), (1, 3), (2.5, 4)))
-    assert theory.overlap(a, b) and theory.overlap(b, c) and not theory.overlap(a, c) and not theory.overlap(c, a)
+    a, b, c = (
+        judge.Interval((low + high) / 2, low, high, 5) for low, high in ((0, 2), (1, 3), (2.5, 4))
+    )
+    assert (
+        theory.overlap(a, b)
+        and theory.overlap(b, c)
+        and not theory.overlap(a, c)
+        and not theory.overlap(c, a)
+    )
 
 
 def test_theorem_1_applies_at_every_learning_rate_of_the_experiment(speedup):
@@ -256,16 +355,24 @@ def test_the_figure_prints_the_exponents_of_the_committed_csv(speedup):
     """Recomputed here from the CSV by the textbook formulas."""
     rows = committed("linear_speedup")
     drawing = speedup.plot(rows)
-    for axes, along, keep in ((drawing.axes[0], "workers", rows.steps == rows.steps.max()), (drawing.axes[1], "steps", rows.workers == speedup.AT)):
+    for axes, along, keep in (
+        (drawing.axes[0], "workers", rows.steps == rows.steps.max()),
+        (drawing.axes[1], "steps", rows.workers == speedup.AT),
+    ):
         legend = " ".join(text.get_text() for text in axes.get_legend().get_texts())
         for method in speedup.LABELS:
             slopes = []
             for _, own in rows[keep & (rows.method == method)].groupby("seed"):
                 x, y = np.log(own[along]), np.log(own.error)
                 slopes.append(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
-            half = 2.3646 * np.std(slopes, ddof=1) / len(slopes) ** 0.5  # t with 7 degrees of freedom
+            half = (
+                2.3646 * np.std(slopes, ddof=1) / len(slopes) ** 0.5
+            )  # t with 7 degrees of freedom
             assert len(slopes) == 8
-            assert f"{np.mean(slopes):.3f} [{np.mean(slopes) - half:.3f}, {np.mean(slopes) + half:.3f}]" in legend
+            assert (
+                f"{np.mean(slopes):.3f} [{np.mean(slopes) - half:.3f}, {np.mean(slopes) + half:.3f}]"
+                in legend
+            )
 
 
 def test_the_committed_errors_are_what_the_simulation_gives(speedup):
@@ -286,7 +393,14 @@ def test_all_rules_hold_for_the_committed_measurements(name):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_runs_from_measuring_to_its_figure(name, tmp_path, monkeypatch):
-    command = [sys.executable, f"experiments/{name}.py", "--measure", "--quick", "--results", str(tmp_path)]
+    command = [
+        sys.executable,
+        f"experiments/{name}.py",
+        "--measure",
+        "--quick",
+        "--results",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     figure = tmp_path / "figures" / f"{name}.png"
@@ -299,6 +413,15 @@ def test_an_experiment_runs_from_measuring_to_its_figure(name, tmp_path, monkeyp
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_methods_differ_in_colour_line_and_marker(name):
     module = load_figure(name)
-    for methods in ([list(module.LABELS)] if name == "linear_speedup" else [list(module.FEEDBACK), list(module.TERMS)]):
+    for methods in (
+        [list(module.LABELS)]
+        if name == "linear_speedup"
+        else [list(module.FEEDBACK), list(module.TERMS)]
+    ):
         looks = [module.LOOKS[method] for method in methods]
-        assert len({to_hex(look[0]) for look in looks}) == len({look[1] for look in looks}) == len({look[2] for look in looks}) == len(methods)
+        assert (
+            len({to_hex(look[0]) for look in looks})
+            == len({look[1] for look in looks})
+            == len({look[2] for look in looks})
+            == len(methods)
+        )

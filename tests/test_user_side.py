@@ -26,10 +26,13 @@ def test_a_foreign_state_is_taken_over_the_same_wherever_zero_one_adam_was(steps
     assert same(everything(used), everything(fresh))
 
 
-@pytest.mark.parametrize("kind, options, into, message", [
-    (torch.optim.SGD, {}, onebit.DistributedAdam, "lack betas, eps"),
-    (torch.optim.RMSprop, {"momentum": 0.9}, onebit.DistributedSGD, "lack dampening"),
-])
+@pytest.mark.parametrize(
+    "kind, options, into, message",
+    [
+        (torch.optim.SGD, {}, onebit.DistributedAdam, "lack betas, eps"),
+        (torch.optim.RMSprop, {"momentum": 0.9}, onebit.DistributedSGD, "lack dampening"),
+    ],
+)
 def test_groups_of_another_optimizer_are_refused(kind, options, into, message):
     run = make(Single(), into)
     with pytest.raises(ValueError, match=message):
@@ -50,9 +53,13 @@ def test_a_state_between_two_syncs_is_no_other_kinds():
         local = make(communicator, onebit.LocalSGD, tau=4, momentum=0.9)
         step(local, 0, communicator.rank)
         with pytest.raises(ValueError, match="between two syncs"):
-            make(communicator, onebit.DistributedSGD).optimizer.load_state_dict(local.optimizer.state_dict())
+            make(communicator, onebit.DistributedSGD).optimizer.load_state_dict(
+                local.optimizer.state_dict()
+            )
         local.optimizer.synchronize()
-        make(communicator, onebit.DistributedSGD).optimizer.load_state_dict(local.optimizer.state_dict())
+        make(communicator, onebit.DistributedSGD).optimizer.load_state_dict(
+            local.optimizer.state_dict()
+        )
         return True
 
     assert run_threads(2, run) == [True, True]
@@ -66,6 +73,7 @@ def test_an_option_of_the_whole_optimizer_in_a_group_is_refused():
 
 def test_a_rank_that_catches_the_error_of_a_mismatch_ends_nobody_in_a_deadlock():
     """The other must see the mismatch too, however late it wakes up."""
+
     def run(communicator):
         if communicator.rank == 0:
             try:

@@ -30,15 +30,26 @@ from onebit.comm import Single, run_threads
 from onebit.compression import Identity, Quantize
 from onebit.optim.intervals import step_sets
 
-EVERY_STEP = {"variance_freeze_step": STEPS, "variance_update_scaler": STEPS, "local_step_clipper": 1}
-DOUBLING = {"variance_freeze_step": 20, "variance_update_scaler": 3, "local_step_scaler": 6, "local_step_clipper": 4}
+EVERY_STEP = {
+    "variance_freeze_step": STEPS,
+    "variance_update_scaler": STEPS,
+    "local_step_clipper": 1,
+}
+DOUBLING = {
+    "variance_freeze_step": 20,
+    "variance_update_scaler": 3,
+    "local_step_scaler": 6,
+    "local_step_clipper": 4,
+}
 
 
 # ---- the step sets
 
 
 def test_gaps_of_variance_updates_double_after_kappa_updates_until_the_freeze():
-    T_v, T_u = step_sets(40, variance_freeze_step=30, variance_update_scaler=3, local_step_clipper=1)
+    T_v, T_u = step_sets(
+        40, variance_freeze_step=30, variance_update_scaler=3, local_step_clipper=1
+    )
     assert sorted(T_v) == [1, 2, 3, 4, 6, 8, 10, 14, 18, 22, 30]
     assert T_u == set(range(1, 41))
 
@@ -56,7 +67,13 @@ def test_a_scaler_of_one_makes_the_interval_constant_once_it_has_grown(interval)
 
 
 def test_variance_changes_only_right_after_a_sync_and_that_step_syncs():
-    T_v, T_u = step_sets(400, variance_freeze_step=300, variance_update_scaler=4, local_step_scaler=10, local_step_clipper=8)
+    T_v, T_u = step_sets(
+        400,
+        variance_freeze_step=300,
+        variance_update_scaler=4,
+        local_step_scaler=10,
+        local_step_clipper=8,
+    )
     assert max(T_v) <= 300 and len(T_v) > 8
     assert all(t == 1 or t - 1 in T_u for t in T_v) and T_v <= T_u
     assert T_u - T_v and set(range(1, 401)) - T_u
@@ -68,7 +85,11 @@ def test_variance_changes_only_right_after_a_sync_and_that_step_syncs():
 def train_zero_one(communicator, options, steps=STEPS, dtype=torch.float64, lr=learning_rate):
     """As `train`, with the accumulator and with learning rates that may be 0."""
     params = [torch.nn.Parameter(v) for v in start_values(dtype)]
-    optimizer = onebit.ZeroOneAdam([dict(GROUPS[0], params=params[:3]), dict(GROUPS[1], params=params[3:])], communicator=communicator, **options)
+    optimizer = onebit.ZeroOneAdam(
+        [dict(GROUPS[0], params=params[:3]), dict(GROUPS[1], params=params[3:])],
+        communicator=communicator,
+        **options,
+    )
     history = []
     for t in range(1, steps + 1):
         for group, own in zip(optimizer.param_groups, GROUPS):
@@ -77,9 +98,18 @@ def train_zero_one(communicator, options, steps=STEPS, dtype=torch.float64, lr=l
             p.grad = torch.tensor(g, dtype=dtype)
         optimizer.step()
         names = {"m": "exp_avg", "v": "exp_avg_sq", "u": "accumulator", "delta": "worker_error"}
-        state = {key: joined([optimizer.state[p][name] for p in params]) for key, name in names.items()}
+        state = {
+            key: joined([optimizer.state[p][name] for p in params]) for key, name in names.items()
+        }
         traffic = optimizer.communication.last_step
-        history.append(state | {"x": joined(params), "server_error": optimizer.state[params[0]]["server_error"].numpy().copy(), "traffic": traffic})
+        history.append(
+            state
+            | {
+                "x": joined(params),
+                "server_error": optimizer.state[params[0]]["server_error"].numpy().copy(),
+                "traffic": traffic,
+            }
+        )
     return history
 
 
@@ -96,20 +126,41 @@ def assert_equals(history, generator, ranks):
             for name in ("x", "m", "u", "delta"):
                 np.testing.assert_allclose(state[name], getattr(expected, name)[rank], **close)
             np.testing.assert_allclose(state["v"], expected.v, **close)
-        np.testing.assert_allclose(server_error(history, t, ranks), expected.delta_bar, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            server_error(history, t, ranks), expected.delta_bar, rtol=1e-9, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
-@pytest.mark.parametrize("compressor, C", [(None, reference.one_bit), (Identity, reference.identity)])
+@pytest.mark.parametrize(
+    "compressor, C", [(None, reference.one_bit), (Identity, reference.identity)]
+)
 @pytest.mark.parametrize("max_norm, bias_correction", [(None, True), (5.0, False)])
 @pytest.mark.parametrize("sets", [EVERY_STEP, DOUBLING])
 def test_zero_one_adam_equals_its_reference(ranks, compressor, C, max_norm, bias_correction, sets):
-    options = {"compressor": compressor, "max_grad_norm": max_norm, "bias_correction": bias_correction}
+    options = {
+        "compressor": compressor,
+        "max_grad_norm": max_norm,
+        "bias_correction": bias_correction,
+    }
     history = run_threads(ranks, lambda c: train_zero_one(c, sets | options))
     T_v, T_u = step_sets(STEPS, **sets)
-    assert_equals(history, reference.zero_one_adam(
-        joined(start_values()), local_gradients(ranks), ranks, segments=segments(ranks), T_v=T_v, T_u=T_u, C=C,
-        **reference_options(), bias_correction=bias_correction, max_norm=max_norm), ranks)
+    assert_equals(
+        history,
+        reference.zero_one_adam(
+            joined(start_values()),
+            local_gradients(ranks),
+            ranks,
+            segments=segments(ranks),
+            T_v=T_v,
+            T_u=T_u,
+            C=C,
+            **reference_options(),
+            bias_correction=bias_correction,
+            max_norm=max_norm,
+        ),
+        ranks,
+    )
 
 
 def test_while_the_learning_rate_is_zero_momentum_and_variance_go_on_and_parameters_stay():
@@ -122,18 +173,33 @@ def test_while_the_learning_rate_is_zero_momentum_and_variance_go_on_and_paramet
     history = run_threads(2, lambda c: train_zero_one(c, DOUBLING, lr=lr))
     T_v, T_u = step_sets(STEPS, **DOUBLING)
     assert all(np.array_equal(h[t]["x"], joined(start_values())) for h in history for t in range(3))
-    assert_equals(history, reference.zero_one_adam(
-        joined(start_values()), local_gradients(2), 2, segments=segments(2), T_v=T_v, T_u=T_u, **options), 2)
+    assert_equals(
+        history,
+        reference.zero_one_adam(
+            joined(start_values()),
+            local_gradients(2),
+            2,
+            segments=segments(2),
+            T_v=T_v,
+            T_u=T_u,
+            **options,
+        ),
+        2,
+    )
 
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 def test_syncing_every_step_without_compression_is_distributed_adam(ranks):
     """T_v = T_u = every step, C[x] = x: u / lr is the mean momentum, and v takes in the mean gradient first."""
     history = run_threads(ranks, lambda c: train_zero_one(c, EVERY_STEP | {"compressor": Identity}))
-    adam = reference.adam(joined(start_values()), gradients_of_all(ranks), ranks, **reference_options())
+    adam = reference.adam(
+        joined(start_values()), gradients_of_all(ranks), ranks, **reference_options()
+    )
     for t, expected in zip(range(STEPS), adam):
         for name in "xmv":
-            np.testing.assert_allclose(history[0][t][name], getattr(expected, name), rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(
+                history[0][t][name], getattr(expected, name), rtol=1e-9, atol=1e-12
+            )
 
 
 def test_after_a_sync_all_ranks_hold_the_same_bits_and_between_syncs_they_do_not():
@@ -151,7 +217,12 @@ def test_after_a_sync_all_ranks_hold_the_same_bits_and_between_syncs_they_do_not
 def test_rounds_and_bits_equal_the_count_of_the_step_sets():
     """Over a whole run: T_v sends an exact average, the rest of T_u one bit an element each way, any other step nothing at all."""
     steps, n, ranks = 120, 2**18, 4
-    sets = {"variance_freeze_step": 30, "variance_update_scaler": 3, "local_step_scaler": 20, "local_step_clipper": 4}
+    sets = {
+        "variance_freeze_step": 30,
+        "variance_update_scaler": 3,
+        "local_step_scaler": 20,
+        "local_step_clipper": 4,
+    }
     T_v, T_u = step_sets(steps, **sets)
 
     def run(communicator):
@@ -159,13 +230,17 @@ def test_rounds_and_bits_equal_the_count_of_the_step_sets():
         optimizer = onebit.ZeroOneAdam([p], lr=1e-3, communicator=communicator, **sets)
         history = []
         for t in range(steps):
-            p.grad = torch.randn(n, generator=torch.Generator().manual_seed(10 * t + communicator.rank))
+            p.grad = torch.randn(
+                n, generator=torch.Generator().manual_seed(10 * t + communicator.rank)
+            )
             optimizer.step()
             history.append(optimizer.communication.last_step)
         return history, optimizer.communication.bytes_sent
 
     for history, total in run_threads(ranks, run):
-        share = 2 * (ranks - 1) / ranks * n  # elements that leave a rank in an exact or compressed average
+        share = (
+            2 * (ranks - 1) / ranks * n
+        )  # elements that leave a rank in an exact or compressed average
         assert {t + 1 for t, traffic in enumerate(history) if traffic.calls} == T_u
         assert all(traffic.bytes_sent == 0 for t, traffic in enumerate(history) if t + 1 not in T_u)
         assert total == pytest.approx(share * (len(T_u - T_v) / 8 + 4 * len(T_v)), rel=0.02)
@@ -199,12 +274,20 @@ def test_synchronize_brings_the_ranks_together_and_keeps_what_is_owed():
 @pytest.mark.parametrize("compressor", [None, partial(Quantize, bits=4, stochastic=True)])
 def test_a_checkpoint_between_syncs_goes_on_as_if_never_stopped(at, compressor):
     def run(communicator):
-        options = {"kind": onebit.ZeroOneAdam, "shapes": ((70,), (9, 15)), "compressor": compressor, **DOUBLING}
+        options = {
+            "kind": onebit.ZeroOneAdam,
+            "shapes": ((70,), (9, 15)),
+            "compressor": compressor,
+            **DOUBLING,
+        }
         straight = make(communicator, **options)
         for t in range(30):
             step(straight, t, communicator.rank)
             if t + 1 == at:
-                params, state = [p.detach().clone() for p in straight.params], saved(straight.optimizer)
+                params, state = (
+                    [p.detach().clone() for p in straight.params],
+                    saved(straight.optimizer),
+                )
         other = make(communicator, **options)
         with torch.no_grad():
             for p, value in zip(other.params, params):
@@ -229,7 +312,9 @@ def test_a_checkpoint_between_syncs_is_refused_on_another_rank():
     of_rank_0 = torch.load(io.BytesIO(run_threads(2, run)[0]), weights_only=True)
     for reset_errors in (False, True):
         with pytest.raises(ValueError, match="synchronize\\(\\) before saving"):
-            make(Single(), onebit.ZeroOneAdam, **DOUBLING).optimizer.load_state_dict(of_rank_0, reset_errors=reset_errors)
+            make(Single(), onebit.ZeroOneAdam, **DOUBLING).optimizer.load_state_dict(
+                of_rank_0, reset_errors=reset_errors
+            )
 
 
 def test_a_gradient_that_is_not_finite_counts_as_zero_in_a_local_step_and_skips_a_sync_everywhere():
@@ -284,7 +369,9 @@ def test_a_variance_that_was_updated_rarely_is_not_taken_for_adams():
     own.optimizer.synchronize()
     for kind, options in ((onebit.DistributedAdam, {}), (onebit.OneBitAdam, {"warmup": 30})):
         with pytest.raises(ValueError, match="load it into onebit.ZeroOneAdam"):
-            make(Single(), kind, **options).optimizer.load_state_dict(own.optimizer.state_dict(), reset_errors=True)
+            make(Single(), kind, **options).optimizer.load_state_dict(
+                own.optimizer.state_dict(), reset_errors=True
+            )
 
 
 def test_an_uncompressed_group_is_trained_by_plain_adam_exactly():
@@ -292,9 +379,15 @@ def test_an_uncompressed_group_is_trained_by_plain_adam_exactly():
 
     def run(communicator, kind, options, flag):
         params = [torch.nn.Parameter(v) for v in start_values(torch.float32)]
-        optimizer = kind([dict(GROUPS[0], params=params[:3]), dict(GROUPS[1], params=params[3:], **flag)], communicator=communicator, **options)
+        optimizer = kind(
+            [dict(GROUPS[0], params=params[:3]), dict(GROUPS[1], params=params[3:], **flag)],
+            communicator=communicator,
+            **options,
+        )
         for t in range(1, 41):
-            for p, g in zip(params, split(local_gradient(t, np.zeros(len(joined(params))), communicator.rank))):
+            for p, g in zip(
+                params, split(local_gradient(t, np.zeros(len(joined(params))), communicator.rank))
+            ):
                 p.grad = torch.tensor(g, dtype=torch.float32)
             optimizer.step()
         return joined(params[3:])
@@ -319,12 +412,25 @@ def between_syncs(own, t, rank, left):
 
 def test_with_a_frozen_variance_and_a_sync_every_step_it_is_onebit_adam():
     """u over its one learning rate is the momentum: m, errors and parameters are those of line 6 to 13."""
-    adam = make(Single(), onebit.DistributedAdam, shapes=((70,), (9, 15)), dtype=torch.float64, bias_correction=False)
+    adam = make(
+        Single(),
+        onebit.DistributedAdam,
+        shapes=((70,), (9, 15)),
+        dtype=torch.float64,
+        bias_correction=False,
+    )
     for t in range(5):
         step(adam, t, 0)
 
     def run(communicator, kind, options):
-        own = make(communicator, kind, shapes=((70,), (9, 15)), dtype=torch.float64, bias_correction=False, **options)
+        own = make(
+            communicator,
+            kind,
+            shapes=((70,), (9, 15)),
+            dtype=torch.float64,
+            bias_correction=False,
+            **options,
+        )
         with torch.no_grad():
             for p, value in zip(own.params, adam.params):
                 p.copy_(value)
@@ -332,17 +438,36 @@ def test_with_a_frozen_variance_and_a_sync_every_step_it_is_onebit_adam():
         for t in range(5, 25):
             step(own, t, communicator.rank)
         state = own.optimizer.state
-        return [torch.cat([p.detach().flatten() for p in own.params]),
-                *(torch.cat([state[p][name].flatten() for p in own.params]) for name in ("exp_avg", "exp_avg_sq", "worker_error"))]
+        return [
+            torch.cat([p.detach().flatten() for p in own.params]),
+            *(
+                torch.cat([state[p][name].flatten() for p in own.params])
+                for name in ("exp_avg", "exp_avg_sq", "worker_error")
+            ),
+        ]
 
-    for ours, theirs in zip(run_threads(3, lambda c: run(c, onebit.ZeroOneAdam, {"variance_freeze_step": 1, "local_step_clipper": 1})),
-                            run_threads(3, lambda c: run(c, onebit.OneBitAdam, {"warmup": 5}))):
+    for ours, theirs in zip(
+        run_threads(
+            3,
+            lambda c: run(
+                c, onebit.ZeroOneAdam, {"variance_freeze_step": 1, "local_step_clipper": 1}
+            ),
+        ),
+        run_threads(3, lambda c: run(c, onebit.OneBitAdam, {"warmup": 5})),
+    ):
         for a, b in zip(ours, theirs):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
 def test_a_short_fall_of_the_learning_rate_does_not_make_a_huge_momentum_of_the_errors():
-    own = make(Single(), onebit.ZeroOneAdam, shapes=((300,),), lr=1e-3, variance_freeze_step=10, local_step_clipper=1)
+    own = make(
+        Single(),
+        onebit.ZeroOneAdam,
+        shapes=((300,),),
+        lr=1e-3,
+        variance_freeze_step=10,
+        local_step_clipper=1,
+    )
     moves = []
     for t in range(60):
         own.optimizer.param_groups[0]["lr"] = 1e-8 if t == 40 else 1e-3
@@ -355,7 +480,12 @@ def test_a_short_fall_of_the_learning_rate_does_not_make_a_huge_momentum_of_the_
 def test_parameters_of_a_group_whose_learning_rate_is_zero_stay():
     def run(communicator):
         params = [torch.nn.Parameter(torch.ones(70)), torch.nn.Parameter(torch.ones(80))]
-        optimizer = onebit.ZeroOneAdam([{"params": params[:1]}, {"params": params[1:]}], lr=1e-2, communicator=communicator, **DOUBLING)
+        optimizer = onebit.ZeroOneAdam(
+            [{"params": params[:1]}, {"params": params[1:]}],
+            lr=1e-2,
+            communicator=communicator,
+            **DOUBLING,
+        )
         own = Run(params, optimizer)
         for t in range(30):
             optimizer.param_groups[0]["lr"] = 0.0 if t >= 20 else 1e-2
@@ -371,7 +501,9 @@ def test_parameters_of_a_group_whose_learning_rate_is_zero_stay():
 
 
 def test_a_late_gradient_is_warned_of_once_the_variance_is_frozen():
-    own = make(Single(), onebit.ZeroOneAdam, shapes=((70,),), variance_freeze_step=5, local_step_clipper=1)
+    own = make(
+        Single(), onebit.ZeroOneAdam, shapes=((70,),), variance_freeze_step=5, local_step_clipper=1
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for t in range(6):
@@ -379,7 +511,9 @@ def test_a_late_gradient_is_warned_of_once_the_variance_is_frozen():
             own.params[0].grad[:10] = 0.0
             own.optimizer.step()
     own.params[0].grad = torch.ones(70)
-    with pytest.warns(UserWarning, match="masked and do not train. Put them in a group with compress=False"):
+    with pytest.warns(
+        UserWarning, match="masked and do not train. Put them in a group with compress=False"
+    ):
         own.optimizer.step()
 
 
@@ -427,7 +561,14 @@ def test_a_change_of_requires_grad_between_two_syncs_is_refused_with_the_remedy(
 @pytest.mark.parametrize("small, floor, expected", [(1e-5, 0.0, 1), (1e-5, 1e-3, 0), (0.5, 0.0, 0)])
 def test_a_tiny_variance_is_warned_of_once_and_a_floor_cures_it(small, floor, expected):
     p = torch.nn.Parameter(torch.zeros(100))
-    optimizer = onebit.ZeroOneAdam([p], lr=1e-3, variance_freeze_step=2, local_step_clipper=1, variance_floor=floor, communicator=Single())
+    optimizer = onebit.ZeroOneAdam(
+        [p],
+        lr=1e-3,
+        variance_freeze_step=2,
+        local_step_clipper=1,
+        variance_floor=floor,
+        communicator=Single(),
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(6):

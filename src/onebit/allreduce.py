@@ -3,10 +3,12 @@
 import numpy as np
 import torch
 
-from .compression import Sign
-from .kernels.torch_ops import Terms
+from onebit.compression import Sign
+from onebit.kernels.torch_ops import Terms
 
-PIECE = 24 * 2**20  # bytes; buffers of 32 MB and more are new memory to glibc each time, which costs more than to fill them
+PIECE = (
+    24 * 2**20
+)  # bytes; buffers of 32 MB and more are new memory to glibc each time, which costs more than to fill them
 
 
 class ExactAllreduce:
@@ -52,7 +54,18 @@ class CompressedAllreduce:
         stream: sets the lots apart from those of this rank's other allreduces.
     """
 
-    def __init__(self, communicator, layout, dtype=torch.float32, compressor=Sign, active=None, in_place=True, feedback=True, rounds=0, stream=0):
+    def __init__(
+        self,
+        communicator,
+        layout,
+        dtype=torch.float32,
+        compressor=Sign,
+        active=None,
+        in_place=True,
+        feedback=True,
+        rounds=0,
+        stream=0,
+    ):
         self.communicator = communicator
         self.layout = layout
         self.rounds = rounds
@@ -62,7 +75,9 @@ class CompressedAllreduce:
         self.compressor = compressor(layout.worker_partition(active), dtype)
         self.partition = self.compressor.partition
         self._worker = self.compressor.with_feedback(in_place)
-        self._server = compressor(layout.server_partition(communicator.rank, self.partition), dtype).with_feedback(in_place)
+        self._server = compressor(
+            layout.server_partition(communicator.rank, self.partition), dtype
+        ).with_feedback(in_place)
 
     @property
     def worker_error(self):
@@ -84,7 +99,9 @@ class CompressedAllreduce:
 
     def allreduce(self, z):
         """float [layout.size] -> its compressed mean, a new vector, the same bits on every rank."""
-        gathered = self.exchange(self.compress(Terms(self.layout.views(z), [1.0] * len(self.layout.shapes))))
+        gathered = self.exchange(
+            self.compress(Terms(self.layout.views(z), [1.0] * len(self.layout.shapes)))
+        )
         self.commit()
         return self.decode(gathered)
 
@@ -94,9 +111,9 @@ class CompressedAllreduce:
 
     def exchange(self, payload):
         """Lines 8 to 11: the compressed mean z_bar, uint8 [W, row_bytes], the same on every rank."""
-        received = self.communicator.all_to_all(payload)                                 # line 8
-        payload = self._server.average(received, self._lots(side=1))                     # lines 9 and 10
-        return self.communicator.all_gather(payload[0])                                  # line 11
+        received = self.communicator.all_to_all(payload)  # line 8
+        payload = self._server.average(received, self._lots(side=1))  # lines 9 and 10
+        return self.communicator.all_gather(payload[0])  # line 11
 
     def commit(self):
         """The errors of the last round become the errors that the next one adds."""
@@ -112,7 +129,9 @@ class CompressedAllreduce:
     def total_error(self):
         """mean_i delta_i + delta_bar, float [layout.size], by one exact all_reduce."""
         error = self.worker_error.clone()
-        error[self.layout.chunk_of(self.communicator.rank)] += self.communicator.size * self.server_error
+        error[self.layout.chunk_of(self.communicator.rank)] += (
+            self.communicator.size * self.server_error
+        )
         return self.communicator.all_reduce(error)
 
     def _lots(self, side):
@@ -120,5 +139,9 @@ class CompressedAllreduce:
         seed = self.compressor.seed
         if seed is None:
             return None
-        place = np.random.SeedSequence([seed, self._stream, self.rounds, self.communicator.rank, side])
-        return torch.Generator(self.partition.mask.device).manual_seed(int(place.generate_state(1, np.uint64)[0]))
+        place = np.random.SeedSequence(
+            [seed, self._stream, self.rounds, self.communicator.rank, side]
+        )
+        return torch.Generator(self.partition.mask.device).manual_seed(
+            int(place.generate_state(1, np.uint64)[0])
+        )

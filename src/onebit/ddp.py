@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from .comm import TorchDistributed
-from .optim.base import DistributedOptimizer
+from onebit.comm import TorchDistributed
+from onebit.optim.base import DistributedOptimizer
 
 
 def attach(ddp_model, optimizer):
@@ -35,8 +35,10 @@ def attach(ddp_model, optimizer):
     try:
         ddp_model.register_comm_hook(None, keep_local)
     except RuntimeError as error:
-        raise RuntimeError("this DistributedDataParallel has a communication hook already, and takes only one: attach a new one to the "
-                           "optimizer, DistributedDataParallel(ddp_model.module), which has none") from error
+        raise RuntimeError(
+            "this DistributedDataParallel has a communication hook already, and takes only one: attach a new one to the "
+            "optimizer, DistributedDataParallel(ddp_model.module), which has none"
+        ) from error
 
 
 def keep_local(state, bucket):
@@ -48,14 +50,20 @@ def keep_local(state, bucket):
 
 def _check_kinds(ddp_model, optimizer):
     if not isinstance(ddp_model, DistributedDataParallel):
-        raise TypeError(f"attach takes a DistributedDataParallel, not {type(ddp_model).__name__}: a model without it needs no attach, call "
-                        "onebit.broadcast_parameters(model) instead")
+        raise TypeError(
+            f"attach takes a DistributedDataParallel, not {type(ddp_model).__name__}: a model without it needs no attach, call "
+            "onebit.broadcast_parameters(model) instead"
+        )
     if not isinstance(optimizer, DistributedOptimizer):
-        raise TypeError(f"attach takes an optimizer of onebit's, not {type(optimizer).__name__}: nobody would average the gradients. Give the "
-                        "optimizer itself if something has wrapped it")
+        raise TypeError(
+            f"attach takes an optimizer of onebit's, not {type(optimizer).__name__}: nobody would average the gradients. Give the "
+            "optimizer itself if something has wrapped it"
+        )
     if optimizer.overlap:
-        raise ValueError("DistributedDataParallel writes the gradients anew at the end of backward, when the optimizer's buckets have left: set "
-                         "overlap=False; or leave DistributedDataParallel away and call onebit.broadcast_parameters(model)")
+        raise ValueError(
+            "DistributedDataParallel writes the gradients anew at the end of backward, when the optimizer's buckets have left: set "
+            "overlap=False; or leave DistributedDataParallel away and call onebit.broadcast_parameters(model)"
+        )
 
 
 def _check_ranks(group, communicator):
@@ -63,15 +71,22 @@ def _check_ranks(group, communicator):
     if isinstance(communicator, TorchDistributed):
         theirs, ours = (dist.get_process_group_ranks(g) for g in (group, communicator.group))
     else:
-        theirs, ours = ((dist.get_rank(group), dist.get_world_size(group)), (communicator.rank, communicator.size))
+        theirs, ours = (
+            (dist.get_rank(group), dist.get_world_size(group)),
+            (communicator.rank, communicator.size),
+        )
     if theirs != ours:
-        raise ValueError(f"the model's process group has ranks {theirs}, the optimizer's communicator {ours}: make the optimizer with "
-                         "communicator=onebit.comm.TorchDistributed(ddp_model.process_group)")
+        raise ValueError(
+            f"the model's process group has ranks {theirs}, the optimizer's communicator {ours}: make the optimizer with "
+            "communicator=onebit.comm.TorchDistributed(ddp_model.process_group)"
+        )
 
 
 def _check_parameters(ddp_model, optimizer):
     known = {p for group in optimizer.param_groups for p in group["params"]}
     for name, p in ddp_model.module.named_parameters():
         if p.requires_grad and p not in known and name not in ddp_model.parameters_to_ignore:
-            raise ValueError(f"the optimizer does not have {name}, whose gradient nobody would average: give it to the optimizer, with "
-                             "compress=False if it is not to be compressed; or set its requires_grad to False")
+            raise ValueError(
+                f"the optimizer does not have {name}, whose gradient nobody would average: give it to the optimizer, with "
+                "compress=False if it is not to be compressed; or set its requires_grad to False"
+            )

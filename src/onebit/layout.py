@@ -1,10 +1,10 @@
 """Parameters as one flat vector: where each tensor lies, which rank serves which part. The only place that pads.
 
-    tensor 0      tensor 1        ...   tail          each tensor starts at a multiple of ALIGNMENT elements
-    |######..|####################.|###|......|
-    |<-- chunk of rank 0 -->|<-- chunk of rank 1 -->|   equal chunks; rank j averages ("serves") chunk j
-    |-piece--|----piece-----|-piece|---|------|         a piece is the part of one tensor inside one chunk
-    |.|.|.|..|.|.|.|.|.|.|..|.|.|..|.|.|.|.|..|         kernels work on blocks of at most BLOCK elements of one piece
+tensor 0      tensor 1        ...   tail          each tensor starts at a multiple of ALIGNMENT elements
+|######..|####################.|###|......|
+|<-- chunk of rank 0 -->|<-- chunk of rank 1 -->|   equal chunks; rank j averages ("serves") chunk j
+|-piece--|----piece-----|-piece|---|------|         a piece is the part of one tensor inside one chunk
+|.|.|.|..|.|.|.|.|.|.|..|.|.|..|.|.|.|.|..|         kernels work on blocks of at most BLOCK elements of one piece
 """
 
 from dataclasses import dataclass
@@ -120,7 +120,10 @@ class Layout:
 
     def views(self, flat):
         """The tensors inside `flat` [size], as views in their own shapes."""
-        return [flat[s : s + n].view(shape) for s, n, shape in zip(self.starts, self.numels, self.shapes)]
+        return [
+            flat[s : s + n].view(shape)
+            for s, n, shape in zip(self.starts, self.numels, self.shapes)
+        ]
 
     def span(self, first, last):
         """The slice of the flat vector that holds tensors first, ..., last - 1, padding included."""
@@ -135,7 +138,9 @@ class Layout:
         """One scale per tensor; row j is what travels to rank j. `active`: bool [size]; None: all but padding."""
         pieces = self._pieces()
         mask = pack_bits(self.real if active is None else active)
-        return _partition(self.lengths, self._table(pieces, 1), self._table(pieces, 0), mask, self._blocks(pieces))
+        return _partition(
+            self.lengths, self._table(pieces, 1), self._table(pieces, 0), mask, self._blocks(pieces)
+        )
 
     def server_partition(self, rank, worker):
         """One scale per piece of the chunk that `rank` serves; one row. `worker`: the worker's partition."""
@@ -147,8 +152,12 @@ class Layout:
         blocks[:, Column.START] -= chunk.start
         blocks[:, Column.PIECE] -= rank * lengths.shape[1]
         blocks[:, Column.GROUP] = blocks[:, Column.PIECE]
-        blocks[:, Column.OFFSET] = blocks[:, Column.START] - (lengths[0].cumsum(0) - lengths[0])[blocks[:, Column.GROUP]]
-        return _partition(lengths[0], lengths, groups, worker.mask[chunk.start // 8 : chunk.stop // 8], blocks)
+        blocks[:, Column.OFFSET] = (
+            blocks[:, Column.START] - (lengths[0].cumsum(0) - lengths[0])[blocks[:, Column.GROUP]]
+        )
+        return _partition(
+            lengths[0], lengths, groups, worker.mask[chunk.start // 8 : chunk.stop // 8], blocks
+        )
 
     def _pieces(self):
         """For each chunk its pieces: (tensor, elements)."""
@@ -178,7 +187,17 @@ class Layout:
                 for start in range(position, position + length, BLOCK):
                     block = min(BLOCK, position + length - start)
                     offset = start - starts[tensor]
-                    rows.append((start, block, min(max(numels[tensor] - offset, 0), block), tensor, offset, rank * width + i, 0))
+                    rows.append(
+                        (
+                            start,
+                            block,
+                            min(max(numels[tensor] - offset, 0), block),
+                            tensor,
+                            offset,
+                            rank * width + i,
+                            0,
+                        )
+                    )
                 position += length
         return torch.tensor(rows, device=self.device)
 
@@ -187,8 +206,12 @@ def _partition(lengths, piece_lengths, piece_groups, mask, blocks):
     """A Partition, with what follows from its mask."""
     active = torch.zeros(len(blocks), dtype=torch.int64, device=mask.device)
     per_byte = torch.tensor([i.bit_count() for i in range(256)], device=mask.device)[mask.int()]
-    which = torch.arange(len(blocks), device=mask.device).repeat_interleave(blocks[:, Column.LENGTH] // 8)
+    which = torch.arange(len(blocks), device=mask.device).repeat_interleave(
+        blocks[:, Column.LENGTH] // 8
+    )
     active.index_add_(0, which, per_byte)
     blocks[:, Column.FULL] = active == blocks[:, Column.LENGTH]
-    counts = torch.zeros(len(lengths), dtype=torch.float64, device=mask.device).index_add_(0, blocks[:, Column.GROUP], active.double())
+    counts = torch.zeros(len(lengths), dtype=torch.float64, device=mask.device).index_add_(
+        0, blocks[:, Column.GROUP], active.double()
+    )
     return Partition(lengths, counts.clamp(min=1), piece_lengths, piece_groups, mask, blocks)

@@ -1,7 +1,7 @@
 import torch
 
-from .comm import default_communicator
-from .optim.agreement import check_same_on_all_ranks
+from onebit.comm import default_communicator
+from onebit.optim.agreement import check_same_on_all_ranks
 
 
 @torch.no_grad()
@@ -23,7 +23,9 @@ def broadcast_parameters(model, communicator=None):
     if not tensors:
         return
     lines = [f"{name}: shape {tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors]
-    check_same_on_all_ranks(communicator, lines, tensors[0][1].device, "Build the same model on every rank")
+    check_same_on_all_ranks(
+        communicator, lines, tensors[0][1].device, "Build the same model on every rank"
+    )
     for _, tensor in tensors:
         data = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
         tensor.copy_(_from_rank_0(communicator, data).view(tensor.dtype).view(tensor.shape))

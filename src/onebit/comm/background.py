@@ -31,7 +31,12 @@ class Background:
         self._calls = queue.SimpleQueue()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # The thread must not hold this object, which ends it when nobody needs it any more. A daemon, so that a rank that waits in vain can be ended.
-        threading.Thread(target=_work, args=(self._calls, torch.get_num_threads()), name="onebit exchange", daemon=True).start()
+        threading.Thread(
+            target=_work,
+            args=(self._calls, torch.get_num_threads()),
+            name="onebit exchange",
+            daemon=True,
+        ).start()
         weakref.finalize(self, self._calls.put, None)
 
     def submit(self, call, *args):
@@ -71,7 +76,11 @@ def _on_stream(calls, stream, call, args):
 
 
 def _tensors(values):
-    return [value for value in (values if isinstance(values, (tuple, list)) else [values]) if isinstance(value, torch.Tensor)]
+    return [
+        value
+        for value in (values if isinstance(values, (tuple, list)) else [values])
+        if isinstance(value, torch.Tensor)
+    ]
 
 
 def _work(calls, threads):

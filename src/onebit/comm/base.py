@@ -30,7 +30,9 @@ class Communicator(ABC):
     empty and on `device`, and returns tensors that nobody else holds; and `duplicate`.
     """
 
-    def __init__(self, rank: int, size: int, device: torch.device | None = None, ordered: bool = True):
+    def __init__(
+        self, rank: int, size: int, device: torch.device | None = None, ordered: bool = True
+    ):
         self.rank = rank
         self.size = size
         self.device = device
@@ -75,7 +77,9 @@ class Communicator(ABC):
         2 * (size - 1) * n * itemsize // size bytes.
         """
         if not x.is_floating_point():
-            raise ValueError(f"all_reduce takes floating-point numbers, not {_described(x)}; convert with x.float()")
+            raise ValueError(
+                f"all_reduce takes floating-point numbers, not {_described(x)}; convert with x.float()"
+            )
         if self.size == 1 or x.numel() == 0:
             return x.detach().clone()
         mean = self._ordered_mean if self.ordered else self._library_mean

@@ -26,7 +26,9 @@ class Mpi(Communicator):
     without a GPU or where the MPI library does not say that it takes GPU memory.
     """
 
-    def __init__(self, comm=None, cuda_aware: bool = False, *, ordered: bool = True, timeout: float = 600):
+    def __init__(
+        self, comm=None, cuda_aware: bool = False, *, ordered: bool = True, timeout: float = 600
+    ):
         MPI = _mpi4py()
         if comm is None:
             comm = MPI.COMM_WORLD
@@ -46,9 +48,13 @@ class Mpi(Communicator):
         """For use in another thread, which MPI must allow."""
         MPI = _mpi4py()
         if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
-            raise RuntimeError("MPI was initialised for a single thread, and overlap=True communicates from another one. Let mpi4py initialise MPI, "
-                               "which asks for threads, or set overlap=False.")
-        return Mpi(self.comm, self.device.type == "cuda", ordered=self.ordered, timeout=self.timeout)
+            raise RuntimeError(
+                "MPI was initialised for a single thread, and overlap=True communicates from another one. Let mpi4py initialise MPI, "
+                "which asks for threads, or set overlap=False."
+            )
+        return Mpi(
+            self.comm, self.device.type == "cuda", ordered=self.ordered, timeout=self.timeout
+        )
 
     def _all_to_all(self, x: Tensor) -> Tensor:
         result = torch.empty_like(x)
@@ -62,7 +68,9 @@ class Mpi(Communicator):
 
     def _all_reduce(self, x: Tensor) -> Tensor:
         if x.itemsize < 4:
-            raise RuntimeError(f"MPI cannot add {x.dtype}. Use Mpi(ordered=True), which adds in float32, or wire_dtype=torch.float32.")
+            raise RuntimeError(
+                f"MPI cannot add {x.dtype}. Use Mpi(ordered=True), which adds in float32, or wire_dtype=torch.float32."
+            )
         result = torch.empty_like(x)
         self._wait(self.comm.Iallreduce(self._buffer(x), self._buffer(result)), "all_reduce")
         return result
@@ -128,7 +136,9 @@ def _require_launchers_own(size: int) -> None:
 
 def _require_cuda_aware(MPI) -> None:
     if not torch.cuda.is_available():
-        raise RuntimeError("cuda_aware=True needs a GPU, and this process sees none (torch.cuda.is_available() is False). Mpi() works without.")
+        raise RuntimeError(
+            "cuda_aware=True needs a GPU, and this process sees none (torch.cuda.is_available() is False). Mpi() works without."
+        )
     if not _says_cuda_aware(MPI):
         raise RuntimeError(
             "The MPI library does not say that it takes GPU memory (MPIX_Query_cuda_support): "

@@ -22,7 +22,9 @@ class _Meeting:
 
     def duplicate(self, number: int) -> "_Meeting":
         """The meeting of the ranks' `number`th duplicates."""
-        meeting = self.duplicates.setdefault(number, _Meeting(len(self.slots), self.timeout))  # one operation, so that all ranks get one
+        meeting = self.duplicates.setdefault(
+            number, _Meeting(len(self.slots), self.timeout)
+        )  # one operation, so that all ranks get one
         if self.barrier.broken:
             meeting.abort()
         return meeting
@@ -33,7 +35,9 @@ class _Meeting:
         for duplicate in self.duplicates.values():
             duplicate.abort()
 
-    def exchange(self, rank: int, name: str, x: Tensor, read: Callable, timeout: float | None) -> Any:
+    def exchange(
+        self, rank: int, name: str, x: Tensor, read: Callable, timeout: float | None
+    ) -> Any:
         """read(the tensors of all ranks, in rank order), once every rank is in the collective `name`."""
         self.slots[rank] = (name, x)
         self._wait(rank, name, timeout)
@@ -41,7 +45,10 @@ class _Meeting:
         if len({(other, tensor.shape, tensor.dtype) for other, tensor in self.slots}) > 1:
             error = RuntimeError(
                 "the ranks met in different collectives: "
-                + ", ".join(f"rank {r} in {other} {list(tensor.shape)}" for r, (other, tensor) in enumerate(self.slots))
+                + ", ".join(
+                    f"rank {r} in {other} {list(tensor.shape)}"
+                    for r, (other, tensor) in enumerate(self.slots)
+                )
                 + ". Every rank must call the same collectives, in the same order, with the same shapes."
             )
         else:
@@ -75,7 +82,9 @@ class Threads(Communicator):
         return Threads(self.rank, self.size, self._meeting.duplicate(self._duplicates))
 
     def _all_to_all(self, x: Tensor) -> Tensor:
-        return self._exchange("all_to_all", x, lambda tensors: torch.stack([t[self.rank] for t in tensors]))
+        return self._exchange(
+            "all_to_all", x, lambda tensors: torch.stack([t[self.rank] for t in tensors])
+        )
 
     def _all_gather(self, x: Tensor) -> Tensor:
         return self._exchange("all_gather", x, torch.stack)
@@ -104,7 +113,9 @@ def run_threads(size: int, fn: Callable[[Communicator], Any], timeout: float = 6
             result = fn(Threads(rank, size, meeting))
             # Returning is a collective as well: a rank that still waits in another one learns of it at once.
             # It has no time-out, because the others may work alone for as long as they like.
-            meeting.exchange(rank, "no collective, it has returned", torch.empty(0), len, timeout=None)
+            meeting.exchange(
+                rank, "no collective, it has returned", torch.empty(0), len, timeout=None
+            )
             outcomes.put((rank, result, None))
         except BaseException as error:  # whatever ends a rank must end the others
             error.add_note(f"raised by rank {rank} of {size} threads")
@@ -124,7 +135,9 @@ def _collected(size: int, outcomes: queue.SimpleQueue, timeout: float) -> list:
     first_error = None
     for _ in range(size):
         try:
-            rank, results_of_rank, error = outcomes.get(timeout=None if first_error is None else timeout)
+            rank, results_of_rank, error = outcomes.get(
+                timeout=None if first_error is None else timeout
+            )
         except queue.Empty:
             break
         results[rank] = results_of_rank

@@ -46,7 +46,9 @@ class TorchDistributed(Communicator):
         ranks = dist.get_process_group_ranks(self.group)
         backends = str(dist.get_backend_config(self.group))
         timeout = self.group._get_backend(self.device or torch.device("cpu")).options._timeout
-        return TorchDistributed(dist.new_group(ranks, timeout, backends, use_local_synchronization=True), self.ordered)
+        return TorchDistributed(
+            dist.new_group(ranks, timeout, backends, use_local_synchronization=True), self.ordered
+        )
 
     def _all_to_all(self, x: Tensor) -> Tensor:
         result = torch.empty_like(x)

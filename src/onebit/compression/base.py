@@ -2,7 +2,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from ..kernels.torch_ops import Terms, apply_moves, combine
+from onebit.kernels.torch_ops import Terms, apply_moves, combine
 
 
 class Compressor(ABC):
@@ -45,7 +45,9 @@ class Compressor(ABC):
     def adam_update(self, parameters, variance, payload, decays, steps, epss):
         """x <- decay x - (step m) / (sqrt(v) + eps) in place, m being what `payload` says; see `onebit.kernels.torch_ops.update`."""
         nothing = [None] * len(parameters)
-        moves = combine(self.partition, Terms(nothing, nothing, payload, steps), self.dtype, self.decompress)
+        moves = combine(
+            self.partition, Terms(nothing, nothing, payload, steps), self.dtype, self.decompress
+        )
         apply_moves(self.partition, parameters, variance, moves, decays, epss)
 
     def with_feedback(self, in_place=True):
@@ -76,7 +78,12 @@ class ErrorFeedback:
 
     def compress(self, terms, generator=None):
         """The payload of z given as `onebit.kernels.torch_ops.Terms`: uint8 [rows, row_bytes]."""
-        return self._compress(combine(self.compressor.partition, terms, self.compressor.dtype, self.compressor.decompress), generator)
+        return self._compress(
+            combine(
+                self.compressor.partition, terms, self.compressor.dtype, self.compressor.decompress
+            ),
+            generator,
+        )
 
     def average(self, received, generator=None):
         """The payload of the mean of what came from the ranks, uint8 [W, row_bytes], added in rank order: uint8 [1, row_bytes]."""

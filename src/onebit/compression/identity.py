@@ -1,6 +1,6 @@
 import torch
 
-from .base import Compressor
+from onebit.compression.base import Compressor
 
 
 class Identity(Compressor):

@@ -1,9 +1,9 @@
 import torch
 
-from ..kernels import torch_ops
-from ..kernels.torch_ops import per_block
-from ..layout import ALIGNMENT
-from .base import Compressor
+from onebit.compression.base import Compressor
+from onebit.kernels import torch_ops
+from onebit.kernels.torch_ops import per_block
+from onebit.layout import ALIGNMENT
 
 BITS = (2, 4, 8, 16)
 NORMS = ("max", "l2")
@@ -36,21 +36,29 @@ class Quantize(Compressor):
     def __init__(self, partition, dtype, bits=8, norm="max", stochastic=False, seed=0):
         super().__init__(partition, dtype)
         if bits not in BITS or norm not in NORMS or not isinstance(stochastic, bool):
-            raise ValueError(f"Quantize takes bits among {BITS}, norm among {NORMS} and stochastic True or False, not bits={bits!r}, "
-                             f"norm={norm!r}, stochastic={stochastic!r}")
+            raise ValueError(
+                f"Quantize takes bits among {BITS}, norm among {NORMS} and stochastic True or False, not bits={bits!r}, "
+                f"norm={norm!r}, stochastic={stochastic!r}"
+            )
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         self.bits, self.norm, self.levels = bits, norm, 2 ** (bits - 1) - 1
         self.seed = seed if stochastic else None
-        self.row_bytes = partition.row_elements * bits // 8 + partition.piece_lengths.shape[1] * dtype.itemsize
-        self._shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=partition.mask.device)  # of the codes in a byte
+        self.row_bytes = (
+            partition.row_elements * bits // 8 + partition.piece_lengths.shape[1] * dtype.itemsize
+        )
+        self._shifts = torch.arange(
+            0, 8, bits, dtype=torch.uint8, device=partition.mask.device
+        )  # of the codes in a byte
 
     def compress(self, x, generator=None):
         norms = self._norms(x).to(self.dtype)
         units = per_block(torch.where(norms == 0, 1, norms), self.partition.lengths)
         k = (x.view(-1, ALIGNMENT) / units * self.levels).flatten()
         k = k.round() if self.seed is None else self._by_lot(k, generator)
-        k = k.clamp(-self.levels, self.levels)  # numbers near 1e-162 have hardly a square: their norm may come out smaller than they are
+        k = k.clamp(
+            -self.levels, self.levels
+        )  # numbers near 1e-162 have hardly a square: their norm may come out smaller than they are
         return torch_ops.join_payload(self.partition, self._pack(k.to(torch.int16)), norms)
 
     def decompress(self, payload):
@@ -70,14 +78,20 @@ class Quantize(Compressor):
     def _norms(self, x):
         """The norm of each group, [groups]."""
         if self.norm == "l2":
-            return torch_ops.square_root(torch_ops.group_sums(self.partition, torch_ops.block_sums(self.partition, x)))
+            return torch_ops.square_root(
+                torch_ops.group_sums(self.partition, torch_ops.block_sums(self.partition, x))
+            )
         largest = x.abs().view(-1, ALIGNMENT).amax(1)
-        return torch.segment_reduce(largest, "max", lengths=self.partition.lengths // ALIGNMENT, initial=0)
+        return torch.segment_reduce(
+            largest, "max", lengths=self.partition.lengths // ALIGNMENT, initial=0
+        )
 
     def _by_lot(self, k, generator):
         """To one of the two whole numbers beside k, to the upper one with probability k - floor(k)."""
         low = k.floor()
-        return low + (torch.rand(len(k), generator=generator, dtype=k.dtype, device=k.device) < k - low)
+        return low + (
+            torch.rand(len(k), generator=generator, dtype=k.dtype, device=k.device) < k - low
+        )
 
     def _pack(self, k):
         """int16 [n] -> its lowest `bits` bits, uint8 [n bits / 8]."""
@@ -90,4 +104,6 @@ class Quantize(Compressor):
         """uint8 [..., n bits / 8] -> int8 or int16 [..., n]; the shift to the right brings the sign along."""
         if self.bits == 16:
             return codes.view(torch.int16)
-        return ((codes[..., None] << 8 - self.bits - self._shifts).view(torch.int8) >> 8 - self.bits).flatten(-2)
+        return (
+            (codes[..., None] << 8 - self.bits - self._shifts).view(torch.int8) >> 8 - self.bits
+        ).flatten(-2)

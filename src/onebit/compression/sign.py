@@ -1,8 +1,8 @@
 import torch
 
-from .. import kernels
-from ..kernels import torch_ops
-from .base import Compressor
+from onebit import kernels
+from onebit.compression.base import Compressor
+from onebit.kernels import torch_ops
 
 
 class Sign(Compressor):
@@ -18,10 +18,14 @@ class Sign(Compressor):
     def __init__(self, partition, dtype):
         super().__init__(partition, dtype)
         self.kernels = kernels.for_device(partition.mask.device.type)
-        self.row_bytes = partition.row_elements // 8 + partition.piece_lengths.shape[1] * dtype.itemsize
+        self.row_bytes = (
+            partition.row_elements // 8 + partition.piece_lengths.shape[1] * dtype.itemsize
+        )
 
     def compress(self, x, generator=None):
-        scales = torch_ops.root_mean_squares(self.partition, torch_ops.block_sums(self.partition, x)).to(self.dtype)
+        scales = torch_ops.root_mean_squares(
+            self.partition, torch_ops.block_sums(self.partition, x)
+        ).to(self.dtype)
         return torch_ops.join_payload(self.partition, torch_ops.pack_signs(x), scales)
 
     def decompress(self, payload):
@@ -47,16 +51,23 @@ class SignFeedback:
     def __init__(self, compressor, in_place):
         self.compressor = compressor
         self._in_place = in_place
-        self._compensated = self._spare = None  # T [n] each; None: all zero, respectively not there yet
-        self._scales = self._next_scales = torch.zeros(len(compressor.partition.lengths), dtype=compressor.dtype,
-                                                       device=compressor.partition.mask.device)
+        self._compensated = self._spare = (
+            None  # T [n] each; None: all zero, respectively not there yet
+        )
+        self._scales = self._next_scales = torch.zeros(
+            len(compressor.partition.lengths),
+            dtype=compressor.dtype,
+            device=compressor.partition.mask.device,
+        )
 
     @property
     def error(self):
         if self._compensated is None:
             return self.compressor.partition.zeros(self.compressor.dtype)
         lengths = self.compressor.partition.lengths
-        sent = torch_ops.scaled_signs(torch_ops.pack_signs(self._compensated), self._scales, lengths)
+        sent = torch_ops.scaled_signs(
+            torch_ops.pack_signs(self._compensated), self._scales, lengths
+        )
         return torch.where(self.compressor.partition.active, self._compensated - sent, 0)
 
     @error.setter
@@ -78,8 +89,14 @@ class SignFeedback:
         if self._compensated is None:
             self._compensated = self.compressor.partition.zeros(self.compressor.dtype)
         if self._spare is None:
-            self._spare = self._compensated if self._in_place else torch.empty_like(self._compensated)
-        payload, self._next_scales = kernel(self.compressor.partition, z, self._compensated, self._scales, self._spare)
-        if self._in_place:  # what was sent is lost if the exchange fails, but the error is still that of one round
+            self._spare = (
+                self._compensated if self._in_place else torch.empty_like(self._compensated)
+            )
+        payload, self._next_scales = kernel(
+            self.compressor.partition, z, self._compensated, self._scales, self._spare
+        )
+        if (
+            self._in_place
+        ):  # what was sent is lost if the exchange fails, but the error is still that of one round
             self._scales = self._next_scales
         return payload

@@ -3,7 +3,7 @@ from numbers import Real
 
 import torch
 
-from .base import Compressor
+from onebit.compression.base import Compressor
 
 
 class TopK(Compressor):
@@ -22,15 +22,25 @@ class TopK(Compressor):
     def __init__(self, partition, dtype, density=0.01):
         super().__init__(partition, dtype)
         if isinstance(density, bool) or not isinstance(density, Real) or not 0 < density <= 1:
-            raise ValueError(f"TopK takes a density above 0 and at most 1, the share of elements that is sent, not {density!r}")
+            raise ValueError(
+                f"TopK takes a density above 0 and at most 1, the share of elements that is sent, not {density!r}"
+            )
         rows, pieces = partition.piece_lengths.shape
         self._room = ceil(density * partition.row_elements) + pieces
         self.row_bytes = self._room * (dtype.itemsize + 4)
         self._lengths = partition.piece_lengths.flatten().tolist()
         counts = [int(piece.sum()) for piece in partition.active.split(self._lengths)]
         self._sent = [ceil(density * count) for count in counts]
-        self._kept = torch.tensor([k / count if count else 1.0 for k, count in zip(self._sent, counts)], dtype=torch.float64)
-        self._slots = torch.cat([torch.arange(sum(self._sent[r * pieces : (r + 1) * pieces])) + r * self._room for r in range(rows)])
+        self._kept = torch.tensor(
+            [k / count if count else 1.0 for k, count in zip(self._sent, counts)],
+            dtype=torch.float64,
+        )
+        self._slots = torch.cat(
+            [
+                torch.arange(sum(self._sent[r * pieces : (r + 1) * pieces])) + r * self._room
+                for r in range(rows)
+            ]
+        )
         self._slots = self._slots.to(partition.mask.device)
 
     def compress(self, x, generator=None):
@@ -46,10 +56,19 @@ class TopK(Compressor):
 
     def decompress(self, payload):
         cut = self._room * self.dtype.itemsize
-        values, places = (part.clone(memory_format=torch.contiguous_format).view(dtype)
-                          for part, dtype in ((payload[..., :cut], self.dtype), (payload[..., cut:], torch.int32)))
-        rows = torch.zeros(*payload.shape[:-1], self.partition.row_elements, dtype=self.dtype, device=payload.device)
-        return rows.scatter_add_(-1, places.long(), values).flatten(-2)  # added, since room that is left says 0 at place 0
+        values, places = (
+            part.clone(memory_format=torch.contiguous_format).view(dtype)
+            for part, dtype in ((payload[..., :cut], self.dtype), (payload[..., cut:], torch.int32))
+        )
+        rows = torch.zeros(
+            *payload.shape[:-1],
+            self.partition.row_elements,
+            dtype=self.dtype,
+            device=payload.device,
+        )
+        return rows.scatter_add_(-1, places.long(), values).flatten(
+            -2
+        )  # added, since room that is left says 0 at place 0
 
     def error_bound(self):
         kept = torch.ones(len(self.partition.lengths), dtype=torch.float64)
@@ -58,4 +77,9 @@ class TopK(Compressor):
 
     def _empty(self, dtype):
         """A number for each element that there is room for, [rows, room]."""
-        return torch.zeros(len(self.partition.piece_lengths), self._room, dtype=dtype, device=self.partition.mask.device)
+        return torch.zeros(
+            len(self.partition.piece_lengths),
+            self._room,
+            dtype=dtype,
+            device=self.partition.mask.device,
+        )

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from . import cpu_loops
-from .torch_ops import dtype_of
+from onebit.kernels import cpu_loops
+from onebit.kernels.torch_ops import dtype_of
 
 ELEMENTS_PER_THREAD = 1 << 17  # with fewer it takes longer to wake a thread than to do its part
 PARTS_PER_THREAD = 8  # so that a thread that is held up holds up the others little
@@ -25,7 +25,11 @@ def measure(partition, gradients):
     """See `torch_ops.measure`."""
     task, totals = _Task(partition, dtype_of(gradients)), torch.empty(2, dtype=torch.float64)
     task.tensors(gradients)
-    task.set(sums=np.empty(len(partition.blocks)), late=np.empty(len(partition.blocks), np.int64), totals=totals)
+    task.set(
+        sums=np.empty(len(partition.blocks)),
+        late=np.empty(len(partition.blocks), np.int64),
+        totals=totals,
+    )
     task.run(cpu_loops.measure)
     task.run(cpu_loops.total, threads=1)
     return totals
@@ -35,7 +39,10 @@ def compress(partition, terms, compensated, scales, out):
     """See `torch_ops.compress`."""
     task = _Task(partition, compensated.dtype)
     task.tensors(terms.gradients)
-    task.numbers(weights=[0.0 if g is None else weight for g, weight in zip(terms.gradients, terms.weights)] + [0.0])
+    task.numbers(
+        weights=[0.0 if g is None else weight for g, weight in zip(terms.gradients, terms.weights)]
+        + [0.0]
+    )
     if terms.momentum is not None:
         task.message("incoming", terms.momentum)
         task.numbers(betas=[*terms.betas, 0.0])
@@ -61,11 +68,18 @@ def update(partition, parameters, variance, momentum, decays, steps, epss):
     _write_back(parameters, values)
 
 
-def adam(partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots):
+def adam(
+    partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots
+):
     """See `torch_ops.adam`. Padding is treated like elements: it is 0 in all vectors and stays so."""
     task = _Task(partition, variance.dtype)
     values = task.tensors(parameters)
-    task.numbers(beta1s=beta1s, rest1s=[1 - beta for beta in beta1s], beta2s=beta2s, rest2s=[1 - beta for beta in beta2s])
+    task.numbers(
+        beta1s=beta1s,
+        rest1s=[1 - beta for beta in beta1s],
+        beta2s=beta2s,
+        rest2s=[1 - beta for beta in beta2s],
+    )
     task.numbers(decays=decays, steps=steps, epss=epss, roots=roots)
     task.set(gradient=gradient, momentum=momentum, vector=variance)
     task.run(cpu_loops.adam)
@@ -84,10 +98,18 @@ def _write_back(parameters, values):
 def _compress(loop, task, compensated, scales, out):
     partition, dtype = task.partition, compensated.dtype
     rows, pieces = partition.piece_lengths.shape
-    payload = torch.empty(rows, partition.row_elements // 8 + pieces * dtype.itemsize, dtype=torch.uint8)
+    payload = torch.empty(
+        rows, partition.row_elements // 8 + pieces * dtype.itemsize, dtype=torch.uint8
+    )
     new_scales = torch.empty_like(scales)
     task.message("outgoing", payload)
-    task.set(vector=compensated, scales=scales, out=out, new_scales=new_scales, sums=np.empty(len(partition.blocks)))
+    task.set(
+        vector=compensated,
+        scales=scales,
+        out=out,
+        new_scales=new_scales,
+        sums=np.empty(len(partition.blocks)),
+    )
     task.run(loop)
     task.run(cpu_loops.finish, threads=1)
     return payload, new_scales
@@ -111,16 +133,28 @@ class _Task:
 
     def numbers(self, **fields):
         """Lists of floats, as T."""
-        self.set(**{name: np.array(values, dtype=_NUMPY[self.dtype]) for name, values in fields.items()})
+        self.set(
+            **{name: np.array(values, dtype=_NUMPY[self.dtype]) for name, values in fields.items()}
+        )
 
     def message(self, name, payload):
         payload = payload.contiguous()
         self._owners.append(payload)
-        self._record[name] = _address(payload), self.partition.row_elements, payload.shape[1], self.partition.piece_groups.shape[1]
+        self._record[name] = (
+            _address(payload),
+            self.partition.row_elements,
+            payload.shape[1],
+            self.partition.piece_groups.shape[1],
+        )
 
     def tensors(self, tensors):
         """Tensors of any type and strides, or None. Returns what is worked on: each itself, if it is of type T and contiguous, or a copy."""
-        values = [x if x is None or (x.dtype == self.dtype and x.is_contiguous()) else x.detach().to(self.dtype).contiguous() for x in tensors]
+        values = [
+            x
+            if x is None or (x.dtype == self.dtype and x.is_contiguous())
+            else x.detach().to(self.dtype).contiguous()
+            for x in tensors
+        ]
         addresses = np.array([0 if x is None else x.data_ptr() for x in values], dtype=np.int64)
         self.set(tensor_count=len(values), tensors=addresses)
         self._owners.append(values)
@@ -129,7 +163,9 @@ class _Task:
     def run(self, loop, threads=None):
         """Have the loop do all blocks; on all of torch's threads, if there is enough to do."""
         function, address = loop(_NUMPY[self.dtype]), _address(self._record)
-        threads = threads or min(torch.get_num_threads(), self.partition.size // ELEMENTS_PER_THREAD)
+        threads = threads or min(
+            torch.get_num_threads(), self.partition.size // ELEMENTS_PER_THREAD
+        )
         self.set(next_part=0, parts=PARTS_PER_THREAD * threads if threads > 1 else 1)
         if threads > 1:
             _on_all_threads(function, address)
@@ -144,7 +180,11 @@ def _of_partition(partition):
     task = np.zeros(1, cpu_loops.TASK)
     for name in ("blocks", "mask", "counts", "piece_groups"):
         task[name] = _address(getattr(partition, name))
-    task["block_count"], task["group_count"], task["piece_count"] = len(partition.blocks), len(partition.counts), partition.piece_groups.numel()
+    task["block_count"], task["group_count"], task["piece_count"] = (
+        len(partition.blocks),
+        len(partition.counts),
+        partition.piece_groups.numel(),
+    )
     return task
 
 
@@ -177,7 +217,10 @@ def _openmp():
         parallel = ctypes.CDLL(None).GOMP_parallel
     except (AttributeError, OSError, TypeError):
         return None
-    parallel.restype, parallel.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype, parallel.argtypes = (
+        None,
+        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint),
+    )
     return parallel
 
 

@@ -11,10 +11,9 @@ from functools import cache
 import numpy as np
 from numba import cfunc, njit
 
-from .. import layout
-from ..layout import BLOCK, Column
-from . import cpu_vectors
-from .cpu_vectors import (
+from onebit import layout
+from onebit.kernels import cpu_vectors
+from onebit.kernels.cpu_vectors import (
     LANES,
     add_halves,
     add_squares,
@@ -32,6 +31,7 @@ from .cpu_vectors import (
     square_root,
     store,
 )
+from onebit.layout import BLOCK, Column
 
 
 def _integers(*names):
@@ -40,16 +40,28 @@ def _integers(*names):
 
 ROW = np.dtype(_integers(*(column.name.lower() for column in Column)))  # of the table of blocks
 ROW_BYTES = ROW.itemsize
-MESSAGE = np.dtype(_integers("address", "row_elements", "row_bytes", "pieces"))  # `pieces` of one row; the rest see `torch_ops`
+MESSAGE = np.dtype(
+    _integers("address", "row_elements", "row_bytes", "pieces")
+)  # `pieces` of one row; the rest see `torch_ops`
 TASK = np.dtype(  # what is not a count or a message is an address; what a function does not need may be 0
     [
-        *_integers("next_part", "parts"),  # equal ranges of blocks, and the first that nobody works on
-        *_integers("block_count", "blocks", "mask", "group_count", "counts", "piece_count", "piece_groups"),  # the partition
+        *_integers(
+            "next_part", "parts"
+        ),  # equal ranges of blocks, and the first that nobody works on
+        *_integers(
+            "block_count", "blocks", "mask", "group_count", "counts", "piece_count", "piece_groups"
+        ),  # the partition
         *_integers("tensor_count", "tensors"),  # int64, the tensors' addresses, or 0
         *_integers("weights", "betas"),  # T, for each tensor and the tail
-        *_integers("decays", "steps", "epss", "roots", "beta1s", "rest1s", "beta2s", "rest2s"),  # T, for each tensor; a rest is 1 - beta
-        *_integers("vector", "scales", "out", "new_scales", "gradient", "momentum"),  # T; `vector` is c or v
-        *_integers("sums", "late"),  # float64 and int64, for each block: of squares; how many masked elements are not zero
+        *_integers(
+            "decays", "steps", "epss", "roots", "beta1s", "rest1s", "beta2s", "rest2s"
+        ),  # T, for each tensor; a rest is 1 - beta
+        *_integers(
+            "vector", "scales", "out", "new_scales", "gradient", "momentum"
+        ),  # T; `vector` is c or v
+        *_integers(
+            "sums", "late"
+        ),  # float64 and int64, for each block: of squares; how many masked elements are not zero
         *_integers("totals"),  # float64 [2]: of those
         *(("incoming", MESSAGE), ("row_count", np.int64), ("outgoing", MESSAGE)),
     ]
@@ -70,7 +82,11 @@ def named(name, function):
 @inner
 def bits_at(message, start):
     """Address of the bits of elements start, start + 1, ...; start is a multiple of ALIGNMENT."""
-    return message.address + start // message.row_elements * message.row_bytes + start % message.row_elements // 8
+    return (
+        message.address
+        + start // message.row_elements * message.row_bytes
+        + start % message.row_elements // 8
+    )
 
 
 @inner
@@ -124,12 +140,18 @@ def over_blocks(work):
     work = inner(work)
 
     def loop(T, address):
-        task, padded, ones = record(TASK, address), np.empty(BLOCK, T), np.full(BLOCK // 8, 255, np.uint8)
+        task, padded, ones = (
+            record(TASK, address),
+            np.empty(BLOCK, T),
+            np.full(BLOCK // 8, 255, np.uint8),
+        )
         while True:
             part = fetch_and_increment(address)
             if part >= task.parts:
                 return
-            for b in range(task.block_count * part // task.parts, task.block_count * (part + 1) // task.parts):
+            for b in range(
+                task.block_count * part // task.parts, task.block_count * (part + 1) // task.parts
+            ):
                 work(T, task, record(ROW, task.blocks + b * ROW_BYTES), b, padded, ones)
 
     return inner(named(f"loop_of_{work.__name__}", loop))
@@ -164,25 +186,49 @@ def compensate(T, z, vector, plus, minus, active, out, signs, lanes):
 
 @over_blocks
 def compress_blocks(T, task, block, b, padded, ones):
-    g, mask, signs = padded_at(T, task, block, padded), mask_at(task, block, ones), bits_at(task.outgoing, block.start)
+    g, mask, signs = (
+        padded_at(T, task, block, padded),
+        mask_at(task, block, ones),
+        bits_at(task.outgoing, block.start),
+    )
     m, beta_m = mask, T(0)  # no momentum: zeros of any sign
     if task.incoming.address != 0:
         m = bits_at(task.incoming, block.start)
-        beta_m = load(T, scale_at(T, task.incoming, block.piece)) * pointer(T, task.betas)[block.group]
-    weight, m_plus, m_minus = splat(pointer(T, task.weights)[block.group]), splat(beta_m), splat(-beta_m)
+        beta_m = (
+            load(T, scale_at(T, task.incoming, block.piece)) * pointer(T, task.betas)[block.group]
+        )
+    weight, m_plus, m_minus = (
+        splat(pointer(T, task.weights)[block.group]),
+        splat(beta_m),
+        splat(-beta_m),
+    )
     scale, lanes = pointer(T, task.scales)[block.group], splat(0.0)
     plus, minus = splat(scale), splat(-scale)
     vector, out = task.vector + block.start * size_of(T), task.out + block.start * size_of(T)
     for i in range(0, block.length, LANES):
         byte, at = i // 8, i * size_of(T)
         z = load_vector(T, g + at) * weight + select(load(np.uint64, m + byte), m_plus, m_minus)
-        lanes = compensate(T, z, vector + at, plus, minus, load(np.uint64, mask + byte), out + at, signs + byte, lanes)
+        lanes = compensate(
+            T,
+            z,
+            vector + at,
+            plus,
+            minus,
+            load(np.uint64, mask + byte),
+            out + at,
+            signs + byte,
+            lanes,
+        )
     pointer(np.float64, task.sums)[b] = add_halves(lanes)
 
 
 @over_blocks
 def average_blocks(T, task, block, b, padded, ones):
-    received, mask, signs = bits_at(task.incoming, block.start), mask_at(task, block, ones), bits_at(task.outgoing, block.start)
+    received, mask, signs = (
+        bits_at(task.incoming, block.start),
+        mask_at(task, block, ones),
+        bits_at(task.outgoing, block.start),
+    )
     row_bytes, rows = task.incoming.row_bytes, task.row_count
     row_scales = np.empty((rows, 2), T)
     for row in range(rows):
@@ -193,10 +239,26 @@ def average_blocks(T, task, block, b, padded, ones):
     vector, out = task.vector + block.start * size_of(T), task.out + block.start * size_of(T)
     for i in range(0, block.length, LANES):
         byte, at = i // 8, i * size_of(T)
-        z = select(load(np.uint64, received + byte), splat(row_scales[0, 0]), splat(row_scales[0, 1]))
+        z = select(
+            load(np.uint64, received + byte), splat(row_scales[0, 0]), splat(row_scales[0, 1])
+        )
         for row in range(1, rows):
-            z = z + select(load(np.uint64, received + row * row_bytes + byte), splat(row_scales[row, 0]), splat(row_scales[row, 1]))
-        lanes = compensate(T, z, vector + at, plus, minus, load(np.uint64, mask + byte), out + at, signs + byte, lanes)
+            z = z + select(
+                load(np.uint64, received + row * row_bytes + byte),
+                splat(row_scales[row, 0]),
+                splat(row_scales[row, 1]),
+            )
+        lanes = compensate(
+            T,
+            z,
+            vector + at,
+            plus,
+            minus,
+            load(np.uint64, mask + byte),
+            out + at,
+            signs + byte,
+            lanes,
+        )
     pointer(np.float64, task.sums)[b] = add_halves(lanes)
 
 
@@ -205,16 +267,31 @@ def update_blocks(T, task, block, b, padded, ones):
     elements = elements_at(T, task, block)
     if elements == 0:
         return
-    x, mask, m = padded_at(T, task, block, padded), mask_at(task, block, ones), bits_at(task.incoming, block.start)
+    x, mask, m = (
+        padded_at(T, task, block, padded),
+        mask_at(task, block, ones),
+        bits_at(task.incoming, block.start),
+    )
     step_m = load(T, scale_at(T, task.incoming, block.piece)) * pointer(T, task.steps)[block.group]
-    moving = np.uint64(0) if step_m == 0 else ~np.uint64(0)  # 0 / 0 where v and eps are 0 is no move
+    moving = (
+        np.uint64(0) if step_m == 0 else ~np.uint64(0)
+    )  # 0 / 0 where v and eps are 0 is no move
     plus, minus, zero = splat(step_m), splat(-step_m), splat(T(0))
     variance = task.vector + block.start * size_of(T)
-    decay, eps = splat(pointer(T, task.decays)[block.group]), splat(pointer(T, task.epss)[block.group])
+    decay, eps = (
+        splat(pointer(T, task.decays)[block.group]),
+        splat(pointer(T, task.epss)[block.group]),
+    )
     for i in range(0, block.length, LANES):
         byte, at = i // 8, i * size_of(T)
-        move = select(load(np.uint64, m + byte), plus, minus) / (square_root(load_vector(T, variance + at)) + eps)
-        store(x + at, load_vector(T, x + at) * decay - select(load(np.uint64, mask + byte) & moving, move, zero))
+        move = select(load(np.uint64, m + byte), plus, minus) / (
+            square_root(load_vector(T, variance + at)) + eps
+        )
+        store(
+            x + at,
+            load_vector(T, x + at) * decay
+            - select(load(np.uint64, mask + byte) & moving, move, zero),
+        )
     write_back(T, block, x, elements)
 
 
@@ -223,10 +300,22 @@ def adam_blocks(T, task, block, b, padded, ones):
     if block.group >= task.tensor_count:
         return
     elements, x = elements_at(T, task, block), padded_at(T, task, block, padded)
-    beta1, rest1 = splat(pointer(T, task.beta1s)[block.group]), splat(pointer(T, task.rest1s)[block.group])
-    beta2, rest2 = splat(pointer(T, task.beta2s)[block.group]), splat(pointer(T, task.rest2s)[block.group])
-    decay, step = splat(pointer(T, task.decays)[block.group]), splat(pointer(T, task.steps)[block.group])
-    root, eps = splat(pointer(T, task.roots)[block.group]), splat(pointer(T, task.epss)[block.group])
+    beta1, rest1 = (
+        splat(pointer(T, task.beta1s)[block.group]),
+        splat(pointer(T, task.rest1s)[block.group]),
+    )
+    beta2, rest2 = (
+        splat(pointer(T, task.beta2s)[block.group]),
+        splat(pointer(T, task.rest2s)[block.group]),
+    )
+    decay, step = (
+        splat(pointer(T, task.decays)[block.group]),
+        splat(pointer(T, task.steps)[block.group]),
+    )
+    root, eps = (
+        splat(pointer(T, task.roots)[block.group]),
+        splat(pointer(T, task.epss)[block.group]),
+    )
     start = block.start * size_of(T)
     gradient, momentum, variance = task.gradient + start, task.momentum + start, task.vector + start
     for i in range(0, block.length, LANES):
@@ -267,18 +356,27 @@ def finish_measure(task):
 @inner
 def finish_message(T, task):
     """The groups' new scales; also into the outgoing message."""
-    sums, counts, new_scales = group_sums(task), pointer(np.float64, task.counts), pointer(T, task.new_scales)
+    sums, counts, new_scales = (
+        group_sums(task),
+        pointer(np.float64, task.counts),
+        pointer(T, task.new_scales),
+    )
     for group in range(task.group_count):
         new_scales[group] = T(np.sqrt(sums[group] / counts[group]))
     for piece in range(task.piece_count):
-        store(scale_at(T, task.outgoing, piece), new_scales[pointer(np.int64, task.piece_groups)[piece]])
+        store(
+            scale_at(T, task.outgoing, piece),
+            new_scales[pointer(np.int64, task.piece_groups)[piece]],
+        )
 
 
 # ---- C functions of a task's address, for float32 and float64, compiled on first use
 
 
 # numba itself looks for changes in this file only
-_OTHER_FILES = hashlib.sha256("".join(map(inspect.getsource, (layout, cpu_vectors))).encode()).hexdigest()[:8]
+_OTHER_FILES = hashlib.sha256(
+    "".join(map(inspect.getsource, (layout, cpu_vectors))).encode()
+).hexdigest()[:8]
 
 
 def _c_function(of_type):
@@ -286,7 +384,10 @@ def _c_function(of_type):
 
     @cache
     def compiled(T):
-        function, options = named(f"{of_type.__name__}_{T.__name__}_{_OTHER_FILES}", of_type(T)), {"error_model": "numpy"}
+        function, options = (
+            named(f"{of_type.__name__}_{T.__name__}_{_OTHER_FILES}", of_type(T)),
+            {"error_model": "numpy"},
+        )
         try:
             return cfunc("void(int64)", cache=True, **options)(function)
         except RuntimeError:  # neither the package's folder nor the user's can be written

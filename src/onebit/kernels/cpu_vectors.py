@@ -11,7 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
-from ..layout import ALIGNMENT
+from onebit.layout import ALIGNMENT
 
 LANES = ALIGNMENT  # of a Vector; in the definition, of a sum
 BITS = types.uint64  # of a Vector's elements, the first one lowest
@@ -28,7 +28,9 @@ class Vector(types.Type):
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager, vector):
-        super().__init__(manager, vector, ir.VectorType(manager[vector.dtype].get_value_type(), LANES))
+        super().__init__(
+            manager, vector, ir.VectorType(manager[vector.dtype].get_value_type(), LANES)
+        )
 
 
 def _operator(symbol, instruction):
@@ -70,12 +72,16 @@ def record(typing, T, address):
 @intrinsic
 def size_of(typing, T):
     """Bytes of a T."""
-    return types.intp(T), lambda context, builder, signature, args: ir.IntType(64)(T.dtype.bitwidth // 8)
+    return types.intp(T), lambda context, builder, signature, args: ir.IntType(64)(
+        T.dtype.bitwidth // 8
+    )
 
 
 def _load(result, T, address):
     def generate(context, builder, signature, args):
-        return builder.load(builder.inttoptr(args[1], context.get_value_type(result).as_pointer()), align=1)
+        return builder.load(
+            builder.inttoptr(args[1], context.get_value_type(result).as_pointer()), align=1
+        )
 
     return result(T, address), generate
 
@@ -121,7 +127,9 @@ def splat(typing, x):
     def generate(context, builder, signature, args):
         vector = ir.VectorType(args[0].type, LANES)
         one = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], ir.IntType(32)(0))
-        return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+        return builder.shuffle_vector(
+            one, one, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        )
 
     return Vector(x)(x), generate
 
@@ -131,7 +139,9 @@ def select(typing, bits, yes, no):
     """From each element of yes where its bit is 1, of no where it is 0."""
 
     def generate(context, builder, signature, args):
-        return builder.select(builder.bitcast(args[0], ir.VectorType(ir.IntType(1), LANES)), *args[1:])
+        return builder.select(
+            builder.bitcast(args[0], ir.VectorType(ir.IntType(1), LANES)), *args[1:]
+        )
 
     return yes(BITS, yes, no), generate
 
@@ -170,7 +180,12 @@ def square_root(typing, x):
 
     def generate(context, builder, signature, args):
         name = f"llvm.sqrt.v{LANES}f{x.dtype.bitwidth}"
-        return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(args[0].type, [args[0].type]), name), args)
+        return builder.call(
+            cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(args[0].type, [args[0].type]), name
+            ),
+            args,
+        )
 
     return x(x), generate
 
@@ -184,7 +199,9 @@ def add_squares(typing, sums, x):
         if x.type == sums.type:
             return builder.fadd(sums, builder.fmul(x, x))
         wide = builder.fpext(x, sums.type)
-        fused = ("contract",)  # rounds once instead of twice; but the product of two float32 is exact
+        fused = (
+            "contract",
+        )  # rounds once instead of twice; but the product of two float32 is exact
         return builder.fadd(sums, builder.fmul(wide, wide, flags=fused), flags=fused)
 
     return sums(sums, x), generate
@@ -198,7 +215,10 @@ def add_halves(typing, sums):
         vector, width = args[0], LANES
         while width > 1:
             width //= 2
-            lanes = [ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(first, first + width))) for first in (0, width)]
+            lanes = [
+                ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(first, first + width)))
+                for first in (0, width)
+            ]
             left, right = (builder.shuffle_vector(vector, vector, half) for half in lanes)
             vector = builder.fadd(left, right)
         return builder.extract_element(vector, ir.IntType(32)(0))

@@ -14,15 +14,22 @@ from typing import NamedTuple
 import cupy
 import torch
 
-from ..layout import ALIGNMENT
-from .torch_ops import dtype_of
+from onebit.kernels.torch_ops import dtype_of
+from onebit.layout import ALIGNMENT
 
 SOURCE = Path(__file__).with_name("onebit.cu")
 THREADS = 256  # of one CUDA block, as in the source
 TEAMS = THREADS // ALIGNMENT  # table blocks that a CUDA block works on
 WARPS = THREADS // 32
 TYPES = {torch.float32: 1, torch.float64: 2, torch.bfloat16: 3, torch.float16: 4}
-OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+OPTIONS = (
+    "--std=c++17",
+    "--device-as-default-execution-space",
+    "--fmad=false",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+)
 
 
 # ---- the kernels
@@ -33,40 +40,87 @@ def measure(partition, gradients):
     dtype, device = dtype_of(gradients), partition.mask.device
     table, _copies = _table(gradients, dtype, device)
     blocks, groups = len(partition.blocks), len(partition.lengths)
-    sums, group_sums, result = (torch.empty(size, dtype=torch.float64, device=device) for size in (blocks, groups, 2))
+    sums, group_sums, result = (
+        torch.empty(size, dtype=torch.float64, device=device) for size in (blocks, groups, 2)
+    )
     ranges = torch.empty(groups, 2, dtype=torch.int64, device=device)
     late = torch.zeros(1, dtype=torch.int64, device=device)
-    _launch("measure", dtype, blocks / TEAMS, partition.blocks, blocks, partition.mask, table, late, sums, ranges)
-    _launch("sum_groups", dtype, groups / WARPS, sums, ranges, partition.lengths, groups, group_sums)
+    _launch(
+        "measure",
+        dtype,
+        blocks / TEAMS,
+        partition.blocks,
+        blocks,
+        partition.mask,
+        table,
+        late,
+        sums,
+        ranges,
+    )
+    _launch(
+        "sum_groups", dtype, groups / WARPS, sums, ranges, partition.lengths, groups, group_sums
+    )
     _launch("total", dtype, 1, group_sums, groups, late, result, threads=32)
     return result
 
 
 def compress(partition, terms, compensated, scales, out):
     """See `torch_ops.compress`."""
-    table, _copies = _table(terms.gradients, out.dtype, out.device, terms.weights, terms.betas or [0.0] * len(terms.gradients))
+    table, _copies = _table(
+        terms.gradients,
+        out.dtype,
+        out.device,
+        terms.weights,
+        terms.betas or [0.0] * len(terms.gradients),
+    )
     momentum = None if terms.momentum is None else _aligned(terms.momentum)
     return _compensate("compress", partition, (table, momentum), compensated, scales, out)
 
 
 def average(partition, received, compensated, scales, out):
     """See `torch_ops.average`."""
-    return _compensate("average", partition, (_aligned(received), len(received)), compensated, scales, out)
+    return _compensate(
+        "average", partition, (_aligned(received), len(received)), compensated, scales, out
+    )
 
 
 def update(partition, parameters, variance, momentum, decays, steps, epss):
     """See `torch_ops.update`."""
     table, tensors = _table(parameters, variance.dtype, variance.device, decays, steps, epss)
-    _launch("update", variance.dtype, len(partition.blocks) / TEAMS, *_cut(partition), table, _aligned(momentum), variance)
+    _launch(
+        "update",
+        variance.dtype,
+        len(partition.blocks) / TEAMS,
+        *_cut(partition),
+        table,
+        _aligned(momentum),
+        variance,
+    )
     _write_back(parameters, tensors)
 
 
-def adam(partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots):
+def adam(
+    partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots
+):
     """See `torch_ops.adam`."""
-    blocks, rests = len(partition.blocks), [[1 - beta for beta in betas] for betas in (beta1s, beta2s)]
+    blocks, rests = (
+        len(partition.blocks),
+        [[1 - beta for beta in betas] for betas in (beta1s, beta2s)],
+    )
     numbers = beta1s, rests[0], beta2s, rests[1], decays, steps, epss, roots
     table, tensors = _table(parameters, variance.dtype, variance.device, *numbers)
-    _launch("adam", variance.dtype, blocks / TEAMS, partition.blocks, blocks, partition.mask, table, gradient, momentum, variance)
+    _launch(
+        "adam",
+        variance.dtype,
+        blocks / TEAMS,
+        partition.blocks,
+        blocks,
+        partition.mask,
+        table,
+        gradient,
+        momentum,
+        variance,
+    )
     _write_back(parameters, tensors)
 
 
@@ -76,7 +130,9 @@ def _write_back(parameters, tensors):
         if x is not written:
             x.copy_(written)
         elif x is not None:
-            torch.autograd.graph.increment_version(x)  # as every torch function does that writes to a tensor
+            torch.autograd.graph.increment_version(
+                x
+            )  # as every torch function does that writes to a tensor
 
 
 def _compensate(kernel, partition, source, compensated, scales, out):
@@ -84,13 +140,50 @@ def _compensate(kernel, partition, source, compensated, scales, out):
     dtype, device = out.dtype, out.device
     groups, pieces = len(partition.lengths), partition.piece_groups.numel()
     rows, columns = partition.piece_groups.shape
-    payload = torch.empty(rows, partition.row_elements // 8 + columns * out.element_size(), dtype=torch.uint8, device=device)
+    payload = torch.empty(
+        rows,
+        partition.row_elements // 8 + columns * out.element_size(),
+        dtype=torch.uint8,
+        device=device,
+    )
     sums = torch.empty(len(partition.blocks), dtype=torch.float64, device=device)
     ranges = torch.empty(groups, 2, dtype=torch.int64, device=device)
     result = torch.empty(groups, dtype=dtype, device=device)
-    _launch(kernel, dtype, len(partition.blocks) / TEAMS, *_cut(partition), *source, compensated, scales, out, payload, sums, ranges)
-    _launch("scale_groups", dtype, groups / WARPS, sums, ranges, partition.lengths, partition.counts, groups, result)
-    _launch("append_scales", dtype, pieces / THREADS, result, partition.piece_groups, pieces, partition.row_elements, columns, payload)
+    _launch(
+        kernel,
+        dtype,
+        len(partition.blocks) / TEAMS,
+        *_cut(partition),
+        *source,
+        compensated,
+        scales,
+        out,
+        payload,
+        sums,
+        ranges,
+    )
+    _launch(
+        "scale_groups",
+        dtype,
+        groups / WARPS,
+        sums,
+        ranges,
+        partition.lengths,
+        partition.counts,
+        groups,
+        result,
+    )
+    _launch(
+        "append_scales",
+        dtype,
+        pieces / THREADS,
+        result,
+        partition.piece_groups,
+        pieces,
+        partition.row_elements,
+        columns,
+        payload,
+    )
     return payload, result
 
 
@@ -99,7 +192,13 @@ def _compensate(kernel, partition, source, compensated, scales, out):
 
 def _cut(partition):
     """What the kernels that read or write messages must know of a partition."""
-    return partition.blocks, len(partition.blocks), partition.mask, partition.row_elements, partition.piece_groups.shape[1]
+    return (
+        partition.blocks,
+        len(partition.blocks),
+        partition.mask,
+        partition.row_elements,
+        partition.piece_groups.shape[1],
+    )
 
 
 def _aligned(payload):
@@ -180,10 +279,14 @@ def compiled(dtype, capability):
     kind = "sm" if target == wanted else "compute"
     program = nvrtc.createProgram(SOURCE.read_text(), SOURCE.name, (), ())
     try:
-        nvrtc.compileProgram(program, (*OPTIONS, *defines(dtype), f"--gpu-architecture={kind}_{target}"))
+        nvrtc.compileProgram(
+            program, (*OPTIONS, *defines(dtype), f"--gpu-architecture={kind}_{target}")
+        )
         return nvrtc.getCUBIN(program) if kind == "sm" else nvrtc.getPTX(program)
     except nvrtc.NVRTCError as error:
-        raise RuntimeError(f"NVRTC {nvrtc.getVersion()} does not compile {SOURCE}:\n{nvrtc.getProgramLog(program)}") from error
+        raise RuntimeError(
+            f"NVRTC {nvrtc.getVersion()} does not compile {SOURCE}:\n{nvrtc.getProgramLog(program)}"
+        ) from error
     finally:
         nvrtc.destroyProgram(program)
 
@@ -199,5 +302,8 @@ launcher = Launcher()
 def _launch(name, dtype, blocks, *args, threads=THREADS):
     """`args`: tensors, integers, and None for a null pointer. `blocks`: of the grid, rounded up."""
     device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
-    numbers = tuple(0 if arg is None else arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args)
+    numbers = tuple(
+        0 if arg is None else arg.data_ptr() if isinstance(arg, torch.Tensor) else arg
+        for arg in args
+    )
     launcher.launch(name, dtype, device, math.ceil(blocks), threads, numbers)

@@ -14,10 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..layout import ALIGNMENT, Column
+from onebit.layout import ALIGNMENT, Column
 
 _GATHER_BITS = 0x0102040810204080  # times 8 bytes of 0 or 1: their bits, first byte lowest, in the product's top byte
-_SIGNS = ((torch.arange(256)[:, None] >> torch.arange(8)) & 1).to(torch.int8) * 2 - 1  # [256, 8]: a byte's 8 signs
+_SIGNS = ((torch.arange(256)[:, None] >> torch.arange(8)) & 1).to(
+    torch.int8
+) * 2 - 1  # [256, 8]: a byte's 8 signs
 
 
 class Terms(NamedTuple):
@@ -75,7 +77,9 @@ def decode(partition, payload, dtype, factors=None):
     bits, scales = split_payload(partition, payload, dtype)
     if factors is not None:
         scales = scales * _tensor(factors, scales)[partition.piece_groups.flatten()]
-    return torch.where(partition.active, scaled_signs(bits, scales, partition.piece_lengths.flatten()), 0)
+    return torch.where(
+        partition.active, scaled_signs(bits, scales, partition.piece_lengths.flatten()), 0
+    )
 
 
 def combine(partition, terms, dtype, decode):
@@ -96,7 +100,10 @@ def combine(partition, terms, dtype, decode):
 def block_sums(partition, x, square=True):
     """The sum of squares of each block of x [n], or of x itself, float64 [blocks]."""
     rows = x.view(-1, ALIGNMENT)
-    first, count = partition.blocks[:, Column.START] // ALIGNMENT, partition.blocks[:, Column.LENGTH] // ALIGNMENT
+    first, count = (
+        partition.blocks[:, Column.START] // ALIGNMENT,
+        partition.blocks[:, Column.LENGTH] // ALIGNMENT,
+    )
     sums = torch.zeros(len(first), ALIGNMENT, dtype=torch.float64, device=x.device)
     for i in range(int(count.max())):
         longer = (count > i).nonzero().flatten()
@@ -110,7 +117,9 @@ def block_sums(partition, x, square=True):
 
 def group_sums(partition, sums):
     """float64 [blocks] -> float64 [groups]. On the CPU, since a GPU would not add in order."""
-    blocks_of = torch.bincount(partition.blocks[:, Column.GROUP].cpu(), minlength=len(partition.lengths))
+    blocks_of = torch.bincount(
+        partition.blocks[:, Column.GROUP].cpu(), minlength=len(partition.lengths)
+    )
     return torch.segment_reduce(sums.cpu(), "sum", lengths=blocks_of).to(sums.device)
 
 
@@ -152,7 +161,12 @@ def compress(partition, terms, compensated, scales, out):
 
     Returns (payload uint8 [rows, row_bytes], scales T [groups]).
     """
-    z = combine(partition, terms, compensated.dtype, lambda payload: decode(partition, payload, compensated.dtype))
+    z = combine(
+        partition,
+        terms,
+        compensated.dtype,
+        lambda payload: decode(partition, payload, compensated.dtype),
+    )
     return _compress(partition, z, compensated, scales, out)
 
 
@@ -168,7 +182,11 @@ def average(partition, received, compensated, scales, out):
     z = torch.zeros_like(compensated)
     for row in received:
         bits, row_scales = split_payload(partition, row[None], z.dtype)
-        z += scaled_signs(bits, row_scales / torch.full_like(row_scales, len(received)), partition.piece_lengths.flatten())
+        z += scaled_signs(
+            bits,
+            row_scales / torch.full_like(row_scales, len(received)),
+            partition.piece_lengths.flatten(),
+        )
     return _compress(partition, z, compensated, scales, out)
 
 
@@ -180,7 +198,14 @@ def update(partition, parameters, variance, momentum, decays, steps, epss):
         variance: v, T [n]. momentum: payload uint8 [rows, row_bytes].
         decays, steps, epss: for each tensor a float.
     """
-    apply_moves(partition, parameters, variance, decode(partition, momentum, variance.dtype, [*steps, 0.0]), decays, epss)
+    apply_moves(
+        partition,
+        parameters,
+        variance,
+        decode(partition, momentum, variance.dtype, [*steps, 0.0]),
+        decays,
+        epss,
+    )
 
 
 def apply_moves(partition, parameters, variance, moves, decays, epss):
@@ -192,7 +217,9 @@ def apply_moves(partition, parameters, variance, moves, decays, epss):
             x.copy_(x.to(variance.dtype) * decay - move)
 
 
-def adam(partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots):
+def adam(
+    partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots
+):
     """One step of Adam without compression, in place:
 
         m <- beta1 m + (1 - beta1) g        v <- beta2 v + (1 - beta2) g^2        x <- decay x - (step m) / (root sqrt(v) + eps)
@@ -222,11 +249,18 @@ def _slices(partition, tensors):
     """Where each tensor lies in the flat vector; of one that is None, with its padding."""
     ends = partition.lengths.cumsum(0).tolist()
     starts = [0, *ends]
-    return [slice(start, end if tensor is None else start + tensor.numel()) for start, end, tensor in zip(starts, ends, tensors)]
+    return [
+        slice(start, end if tensor is None else start + tensor.numel())
+        for start, end, tensor in zip(starts, ends, tensors)
+    ]
 
 
 def dtype_of(tensors):
-    return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
+    return (
+        torch.float64
+        if any(t is not None and t.dtype == torch.float64 for t in tensors)
+        else torch.float32
+    )
 
 
 def _tensor(values, like):

@@ -2,13 +2,25 @@
 
 import pandas as pd
 
-from .looks import POINTS
-from .results import paper_note, paper_number
+from onebit.lab.looks import POINTS
+from onebit.lab.results import paper_note, paper_number
 
 # The paper's run that an experiment reproduces: its name, then its size, batch (None: not stated), steps and T_w in results/paper/numbers.csv.
 PAPER_RUNS = {
-    "figure_04": ("BERT-Large", "bert_large_parameters", "batch", "bert_large_128_steps", "bert_large_128_warmup"),
-    "figure_06": ("ResNet-18 on CIFAR-10", "resnet18_images", "resnet18_batch", "resnet18_steps", "resnet18_warmup"),
+    "figure_04": (
+        "BERT-Large",
+        "bert_large_parameters",
+        "batch",
+        "bert_large_128_steps",
+        "bert_large_128_warmup",
+    ),
+    "figure_06": (
+        "ResNet-18 on CIFAR-10",
+        "resnet18_images",
+        "resnet18_batch",
+        "resnet18_steps",
+        "resnet18_warmup",
+    ),
     "figure_08": ("DCGAN on CelebA", "dcgan_images", None, "dcgan_steps", "dcgan_warmup"),
     "lamb": ("BERT-Large", "lamb_bert_large_parameters", "lamb_batch", "lamb_steps", "lamb_warmup"),
 }
@@ -24,9 +36,15 @@ def caption(rows: pd.DataFrame, records: list[dict]) -> str:
     """What was run, and what the paper ran: all from run.json, the rows and results/paper/numbers.csv."""
     first, seeds = records[0], rows[~rows.live.astype(bool)].seed.nunique()
     recorded = rows.groupby(["optimizer", "seed"]).size().max()
-    point = f"a point averages {1 / POINTS:.0%} of the steps" if recorded > POINTS else "each recorded step is a point"
+    point = (
+        f"a point averages {1 / POINTS:.0%} of the steps"
+        if recorded > POINTS
+        else "each recorded step is a point"
+    )
     frozen = [record for record in records if record["optimizer"] in ("onebit_adam", "onebit_lamb")]
-    warmup = f", T_w\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{frozen[0]['warmup_steps']:,}" if frozen else ""
+    warmup = (
+        f", T_w\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{frozen[0]['warmup_steps']:,}" if frozen else ""
+    )
     return (
         f"Line: mean of n = {seeds} seed{'s' * (seeds != 1)}; band: lowest to highest seed; {point}. "
         f"Ours, profile {first['profile']}: {describe(first)}, {first['config']['batch']:,} samples a step, "

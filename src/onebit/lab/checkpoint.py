@@ -1,6 +1,6 @@
 """Checkpoints: a folder for each step, in it a file for each rank, and `latest`, which names the newest whole one.
 
-    checkpoints/step-00000400/rank-0.pt ...        checkpoints/latest
+checkpoints/step-00000400/rank-0.pt ...        checkpoints/latest
 """
 
 import os
@@ -44,7 +44,9 @@ class Checkpoints:
                 f"{source} was written by {ranks} workers, and there are {self.communicator.size}: each has compression "
                 f"errors of its own. Go on with workers={ranks}, or start anew with overwrite=true."
             )
-        return torch.load(source / f"rank-{self.communicator.rank}.pt", map_location="cpu", weights_only=True)
+        return torch.load(
+            source / f"rank-{self.communicator.rank}.pt", map_location="cpu", weights_only=True
+        )
 
     def delete(self) -> None:
         (self.folder / "latest").unlink(missing_ok=True)

@@ -13,7 +13,9 @@ class HubRows:
     Raises RuntimeError, with the command that fetches it, if the data is not there.
     """
 
-    def __init__(self, *, name: str, path: str, split: str, data_root: str | None, config: str | None = None):
+    def __init__(
+        self, *, name: str, path: str, split: str, data_root: str | None, config: str | None = None
+    ):
         self.name = name
         self.path = path
         self.config = config
@@ -42,7 +44,10 @@ class HubRows:
         else:
             try:
                 dataset = load_dataset(self.path, self.config, split=self.split)
-            except (OSError, ValueError) as error:  # no connection, no such data set; offline and nothing in the cache
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # no connection, no such data set; offline and nothing in the cache
                 raise RuntimeError(
                     f"The data set {self.path} is not here and could not be fetched ({type(error).__name__}: {error}).\n"
                     f"Fetch it on a machine with a network:\n    {self._fetch('')}\n"
@@ -50,7 +55,9 @@ class HubRows:
                 ) from error
         for column in columns:
             if column not in dataset.column_names:
-                raise RuntimeError(f"{self.file or self.path} has the columns {', '.join(dataset.column_names)}, and must have one named {column}.")
+                raise RuntimeError(
+                    f"{self.file or self.path} has the columns {', '.join(dataset.column_names)}, and must have one named {column}."
+                )
         return dataset.select_columns(list(columns))
 
     def _require_file(self) -> None:

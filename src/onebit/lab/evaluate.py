@@ -24,11 +24,15 @@ def mean_model(model: nn.Module, communicator: Communicator) -> nn.Module | None
         tensors = list(tensors)
         wide = torch.promote_types(dtype, torch.float32)
         mean = communicator.all_reduce(torch.cat([tensor.flatten() for tensor in tensors]).to(wide))
-        for part, tensor in zip(mean.split([tensor.numel() for tensor in tensors]), tensors, strict=True):
+        for part, tensor in zip(
+            mean.split([tensor.numel() for tensor in tensors]), tensors, strict=True
+        ):
             if taken is not None:
                 next(taken).copy_(part.view_as(tensor))
     return averaged
 
 
 def _floating(model: nn.Module) -> Iterator[Tensor]:
-    return (tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
+    return (
+        tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()
+    )

@@ -28,14 +28,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
-from .checkpoint import newest
-from .facts import read_run
-from .options import composed
-from .tasks.bert import BertPretraining
-from .tasks.corpus import load_corpus
-from .tasks.model import configured
-from .tasks.tokenizer import TrainedWordPiece
-from .tasks.weights import PRETRAINING
+from onebit.lab.checkpoint import newest
+from onebit.lab.facts import read_run
+from onebit.lab.options import composed
+from onebit.lab.tasks.bert import BertPretraining
+from onebit.lab.tasks.corpus import load_corpus
+from onebit.lab.tasks.model import configured
+from onebit.lab.tasks.tokenizer import TrainedWordPiece
+from onebit.lab.tasks.weights import PRETRAINING
 
 
 def export(run: Path, folder: Path) -> dict:
@@ -46,11 +46,15 @@ def export(run: Path, folder: Path) -> dict:
     """
     record = read_run(run)
     if not record:
-        raise ValueError(f"{run} holds no run: give the folder with its run.json and checkpoints, results/runs/EXPERIMENT/PROFILE/OPTIMIZER/seed-N.")
+        raise ValueError(
+            f"{run} holds no run: give the folder with its run.json and checkpoints, results/runs/EXPERIMENT/PROFILE/OPTIMIZER/seed-N."
+        )
     options = record["config"]["task"]
     if not issubclass(get_class(options["_target_"]), BertPretraining):
         kind = options["_target_"].rpartition(".")[2]
-        raise ValueError(f"{run} is a run of {kind} ({record['experiment']}): only BERT pre-training can be exported.")
+        raise ValueError(
+            f"{run} is a run of {kind} ({record['experiment']}): only BERT pre-training can be exported."
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder: choose another.")
     step, weights = mean_weights(run, record["workers"])
@@ -72,24 +76,36 @@ def mean_weights(run: Path, workers: int) -> tuple[int, dict[str, Tensor]]:
     missing = [file for file in files if not file.exists()]
     if missing or not files:
         raise FileNotFoundError(
-            f"{missing[0]} is missing: all workers' files must be in one folder." if missing else
-            f"{run} has no checkpoint. A run keeps its newest two if checkpoint_every is at least 1 (it is "
+            f"{missing[0]} is missing: all workers' files must be in one folder."
+            if missing
+            else f"{run} has no checkpoint. A run keeps its newest two if checkpoint_every is at least 1 (it is "
             f"{read_run(run)['config']['checkpoint_every']}); train it again with checkpoint_every=N overwrite=true."
         )
     total = None
     for file in files:
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         if total is None:
-            step, first, total = state["step"], state["weights"], {name: _wide(tensor).clone() for name, tensor in state["weights"].items()}
+            step, first, total = (
+                state["step"],
+                state["weights"],
+                {name: _wide(tensor).clone() for name, tensor in state["weights"].items()},
+            )
         else:
             for name, tensor in state["weights"].items():
                 total[name] += _wide(tensor) if tensor.is_floating_point() else 0
-    return step, {name: (t / workers if t.is_floating_point() else t).to(first[name].dtype) for name, t in total.items()}
+    return step, {
+        name: (t / workers if t.is_floating_point() else t).to(first[name].dtype)
+        for name, t in total.items()
+    }
 
 
 def _wide(tensor: Tensor) -> Tensor:
     """As the mean is taken: in float32 at least."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
+    return (
+        tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+        if tensor.is_floating_point()
+        else tensor
+    )
 
 
 def tokenizer_of(record: dict) -> Tokenizer:
@@ -100,8 +116,10 @@ def tokenizer_of(record: dict) -> Tokenizer:
     if isinstance(tokenizer, TrainedWordPiece):
         sha256 = load_corpus(text, tokenizer, Path(places.cache).expanduser()).sha256
         if sha256 != record["corpus_sha256"]:
-            raise ValueError("The text is not the one that the run has read, so a tokenizer trained on it has other pieces: export with the Python "
-                             f"({record['environment']['python']}) and the data of the run.")
+            raise ValueError(
+                "The text is not the one that the run has read, so a tokenizer trained on it has other pieces: export with the Python "
+                f"({record['environment']['python']}) and the data of the run."
+            )
     return tokenizer.build(text.documents())
 
 
@@ -114,7 +132,11 @@ def with_data_root(options, data_root: str | None):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/export_weights", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/export_weights",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("folder", type=Path, metavar="DIR", help="new, or empty")
     options = parser.parse_args()
@@ -124,9 +146,14 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from None
     step, steps = about["step"], about["total_steps"]
     if step < steps:
-        print(f"warning: step {step:,} of {steps:,} (the run is {about['status']}): the pre-training is not whole", file=sys.stderr)
-    print(f"{options.folder}: {about['optimizer']}, seed {about['seed']} of {about['experiment']}, step {step:,}, the mean of "
-          f"{about['workers']} workers; --help says how to fine-tune it")
+        print(
+            f"warning: step {step:,} of {steps:,} (the run is {about['status']}): the pre-training is not whole",
+            file=sys.stderr,
+        )
+    print(
+        f"{options.folder}: {about['optimizer']}, seed {about['seed']} of {about['experiment']}, step {step:,}, the mean of "
+        f"{about['workers']} workers; --help says how to fine-tune it"
+    )
 
 
 if __name__ == "__main__":

@@ -9,13 +9,23 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from .options import plain
+from onebit.lab.options import plain
 
 ROOT = Path(__file__).parents[3]
 # Options that say where a machine keeps its files: at any depth, and not in run.json.
 PLACES = ("cache", "data_root", "output")
 # Options that a run may change when it is resumed.
-INCIDENTAL = (*PLACES, "checkpoint_every", "comm", "device", "overwrite", "progress", "resume", "wandb", "workers")
+INCIDENTAL = (
+    *PLACES,
+    "checkpoint_every",
+    "comm",
+    "device",
+    "overwrite",
+    "progress",
+    "resume",
+    "wandb",
+    "workers",
+)
 ENDED = ("finished", "diverged")
 
 
@@ -25,7 +35,9 @@ def read_run(folder: Path) -> dict:
     try:
         return json.loads(path.read_text()) if path.exists() else {}
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is broken ({error}): bring the file back, or remove its folder and train the run again.") from None
+        raise ValueError(
+            f"{path} is broken ({error}): bring the file back, or remove its folder and train the run again."
+        ) from None
 
 
 def without(options, names: tuple[str, ...]):
@@ -39,7 +51,9 @@ def commit() -> str:
     """The commit that is checked out, "+dirty" if what computes the results differs from it; "unknown" outside git."""
     try:
         head = _git("rev-parse", "HEAD")
-        return head + ("+dirty" if _git("status", "--porcelain", "--", "src", "conf", "experiments") else "")
+        return head + (
+            "+dirty" if _git("status", "--porcelain", "--", "src", "conf", "experiments") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -72,7 +86,9 @@ def check_folder(config: DictConfig) -> str | None:
         if not isinstance(config[name], bool):
             raise ValueError(f"{name} is true or false, not {config[name]}.")
     if config.resume and config.overwrite:
-        raise ValueError("resume=true goes on with a run and overwrite=true starts it anew: leave one of them out.")
+        raise ValueError(
+            "resume=true goes on with a run and overwrite=true starts it anew: leave one of them out."
+        )
     run = read_run(Path(config.output).expanduser())
     if not run or config.overwrite:
         return None

@@ -21,17 +21,38 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from .captions import caption
-from .facts import ROOT
-from .looks import LOOKS, PAPER_NAMES, POINTS, look
-from .results import PROFILES, RESULTS, load_records, load_rows, paper_curve, paper_curves, require_alike
+from onebit.lab.captions import caption
+from onebit.lab.facts import ROOT
+from onebit.lab.looks import LOOKS, PAPER_NAMES, POINTS, look
+from onebit.lab.results import (
+    PROFILES,
+    RESULTS,
+    load_records,
+    load_rows,
+    paper_curve,
+    paper_curves,
+    require_alike,
+)
 
 
 def figure(columns: int, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with its axes in reading order."""
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
-                         "legend.framealpha": 0.8, "legend.edgecolor": "none", "legend.fontsize": 8, "legend.handlelength": 3.5})
-    drawing, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.3 * rows), squeeze=False, layout="constrained")
+    plt.rcParams.update(
+        {
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.alpha": 0.3,
+            "legend.framealpha": 0.8,
+            "legend.edgecolor": "none",
+            "legend.fontsize": 8,
+            "legend.handlelength": 3.5,
+        }
+    )
+    drawing, axes = plt.subplots(
+        rows, columns, figsize=(4.2 * columns, 3.3 * rows), squeeze=False, layout="constrained"
+    )
     return drawing, list(axes.flat)
 
 
@@ -44,10 +65,19 @@ def curve(rows: pd.DataFrame, x: str, y: str, points: int = POINTS) -> pd.DataFr
     block = ((rows.step - 1) * points // rows.total_steps).rename("block")
     seeds = rows.groupby([block, "seed"])[[x, y]].mean()
     blocks = seeds.groupby("block")
-    return pd.DataFrame({"x": blocks[x].mean(), "mean": blocks[y].mean(), "low": blocks[y].min(), "high": blocks[y].max()})
+    return pd.DataFrame(
+        {
+            "x": blocks[x].mean(),
+            "mean": blocks[y].mean(),
+            "low": blocks[y].min(),
+            "high": blocks[y].max(),
+        }
+    )
 
 
-def draw(axes: Axes, rows: pd.DataFrame, x: str, y: str, x_scale: float = 1.0, legend: bool = True) -> None:
+def draw(
+    axes: Axes, rows: pd.DataFrame, x: str, y: str, x_scale: float = 1.0, legend: bool = True
+) -> None:
     """One line and band per optimizer of `rows` against x / x_scale, of the runs that finished; a live run is a thin line over them.
 
     A run that diverged is a thin line up to where it leaves the range of those that finished.
@@ -56,22 +86,48 @@ def draw(axes: Axes, rows: pd.DataFrame, x: str, y: str, x_scale: float = 1.0, l
     live_rows = rows[rows.live.astype(bool)]
     for optimizer in [name for name in LOOKS if name in set(rows.optimizer)]:
         chosen = rows[rows.optimizer == optimizer]
-        committed, live = chosen[~chosen.live.astype(bool)], live_rows[live_rows.optimizer == optimizer]
+        committed, live = (
+            chosen[~chosen.live.astype(bool)],
+            live_rows[live_rows.optimizer == optimizer],
+        )
         name = LOOKS[optimizer][0]
         drawn = shown.loc[shown.index.intersection(chosen.index)]
-        for _, run in drawn[~drawn.live.astype(bool) & (drawn.status == "diverged")].groupby("seed"):
+        for _, run in drawn[~drawn.live.astype(bool) & (drawn.status == "diverged")].groupby(
+            "seed"
+        ):
             line = curve(run, x, y)
-            axes.plot(line.x / x_scale, line["mean"], **{**look(optimizer, None), "linewidth": 0.7, "markersize": 2})
+            axes.plot(
+                line.x / x_scale,
+                line["mean"],
+                **{**look(optimizer, None), "linewidth": 0.7, "markersize": 2},
+            )
         if len(committed):
             line = curve(committed[committed.status == "finished"], x, y)
-            axes.plot(line.x / x_scale, line["mean"], **look(optimizer, f"{name}, {seeds_text(committed)}"))
-            axes.fill_between(line.x / x_scale, line.low, line.high, color=LOOKS[optimizer][1], alpha=0.2, linewidth=0)
+            axes.plot(
+                line.x / x_scale,
+                line["mean"],
+                **look(optimizer, f"{name}, {seeds_text(committed)}"),
+            )
+            axes.fill_between(
+                line.x / x_scale,
+                line.low,
+                line.high,
+                color=LOOKS[optimizer][1],
+                alpha=0.2,
+                linewidth=0,
+            )
         if len(live):
             line = curve(drawn[drawn.live.astype(bool)], x, y)
             label = None if len(committed) else f"{name}, live"
-            axes.plot(line.x / x_scale, line["mean"], **{**look(optimizer, label), "linewidth": 0.7, "markersize": 2})
+            axes.plot(
+                line.x / x_scale,
+                line["mean"],
+                **{**look(optimizer, label), "linewidth": 0.7, "markersize": 2},
+            )
     if len(live_rows):
-        axes.plot([], [], color="0.3", linewidth=0.7, label=f"thin: live, seed {live_rows.seed.iloc[0]}")
+        axes.plot(
+            [], [], color="0.3", linewidth=0.7, label=f"thin: live, seed {live_rows.seed.iloc[0]}"
+        )
     if legend:
         axes.legend()
 
@@ -79,7 +135,9 @@ def draw(axes: Axes, rows: pd.DataFrame, x: str, y: str, x_scale: float = 1.0, l
 def within_range(rows: pd.DataFrame, y: str) -> pd.DataFrame:
     """The rows without those of diverged runs from where y exceeds all that finished runs have, or is not finite."""
     highest = rows[rows.status == "finished"][y].max()
-    beyond = (rows.status == "diverged") & ~((rows[y] <= highest) | (np.isnan(highest) & np.isfinite(rows[y])))
+    beyond = (rows.status == "diverged") & ~(
+        (rows[y] <= highest) | (np.isnan(highest) & np.isfinite(rows[y]))
+    )
     return rows[~beyond.groupby([rows.live, rows.optimizer, rows.seed]).cummax()]
 
 
@@ -100,7 +158,9 @@ def loss_and_accuracy(rows: pd.DataFrame, number: int) -> Figure:
         draw(ours, rows, "samples", y, x_scale=1e3, legend=part == "b")
         ours.set(title="Ours", xlabel="samples (thousands)", ylabel=label)
         draw_paper(papers, f"fig{number}{part}", paper_curves(f"fig{number}{part}"))
-        papers.set(title=f"The paper's Figure {number}{part}", xlabel="samples (millions)", ylabel=label)
+        papers.set(
+            title=f"The paper's Figure {number}{part}", xlabel="samples (millions)", ylabel=label
+        )
     for losses in (axes[0], axes[2]):
         log_scale(losses)
     return drawing
@@ -128,8 +188,16 @@ def draw_paper(axes: Axes, name: str, curves: tuple[str, ...]) -> None:
 def mark_freeze(axes: Axes, x: float, text: str) -> None:
     """A vertical line at T_w."""
     axes.axvline(x, color="0.4", linewidth=0.8, linestyle=(0, (5, 3)))
-    axes.annotate(text, (x, 0.98), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points",
-                  va="top", fontsize=8, color="0.3")
+    axes.annotate(
+        text,
+        (x, 0.98),
+        xycoords=("data", "axes fraction"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="top",
+        fontsize=8,
+        color="0.3",
+    )
 
 
 def freeze_step(rows: pd.DataFrame) -> int:
@@ -147,7 +215,13 @@ def load_figure(name: str) -> ModuleType:
     """The module experiments/<name>.py, e.g. figure_04."""
     path = ROOT / "experiments" / f"{name}.py"
     if not path.exists():
-        there = ", ".join(sorted(p.stem for kind in ("figure", "sweep", "table") for p in path.parent.glob(f"{kind}_*.py")))
+        there = ", ".join(
+            sorted(
+                p.stem
+                for kind in ("figure", "sweep", "table")
+                for p in path.parent.glob(f"{kind}_*.py")
+            )
+        )
         raise ValueError(f"there is no experiment {name!r}; there are {there}")
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -155,13 +229,17 @@ def load_figure(name: str) -> ModuleType:
     return module
 
 
-def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Path | None = None) -> Path:
+def save(
+    module: ModuleType, name: str, profile: str, root: Path, live_root: Path | None = None
+) -> Path:
     """Draw plot(rows) of the committed runs under `root`, and of live ones under `live_root`, to figures/<name>.png and .pdf.
 
     A live run may have read other data than the committed ones, such as another Python's documentation.
     """
     records = load_records(root, module.EXPERIMENT, profile, module.OPTIMIZERS)
-    live = load_records(live_root, module.EXPERIMENT, profile, module.OPTIMIZERS) if live_root else []
+    live = (
+        load_records(live_root, module.EXPERIMENT, profile, module.OPTIMIZERS) if live_root else []
+    )
     for group in (records, live):
         require_alike(group)
     require_alike(records + live, apart_from=("corpus_sha256", "data"))
@@ -176,17 +254,36 @@ def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Pat
 
 
 def no_runs(name: str, experiment: str, profile: str, root: Path) -> FileNotFoundError:
-    remedy = f"plan-{target(name)} PROFILE=paper says how to launch" if profile == "paper" else f"reproduce-{target(name)} PROFILE={profile} makes"
-    return FileNotFoundError(f"no finished runs of {experiment}, profile {profile}, under {root}: make {remedy} them")
+    remedy = (
+        f"plan-{target(name)} PROFILE=paper says how to launch"
+        if profile == "paper"
+        else f"reproduce-{target(name)} PROFILE={profile} makes"
+    )
+    return FileNotFoundError(
+        f"no finished runs of {experiment}, profile {profile}, under {root}: make {remedy} them"
+    )
 
 
 def write(drawing: Figure, text: str, path: Path) -> Path:
     """The figure over its caption, as path.png and .pdf; returns the former."""
-    drawing.text(0.01, -0.01, "\n".join(textwrap.wrap(text, int(15.5 * drawing.get_figwidth()))), va="top", fontsize=8, color="0.25")
+    drawing.text(
+        0.01,
+        -0.01,
+        "\n".join(textwrap.wrap(text, int(15.5 * drawing.get_figwidth()))),
+        va="top",
+        fontsize=8,
+        color="0.25",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     # Without dates in them, the same CSV gives the same files.
-    drawing.savefig(path.with_suffix(".png"), dpi=150, bbox_inches="tight", metadata={"Software": None})
-    drawing.savefig(path.with_suffix(".pdf"), bbox_inches="tight", metadata={"CreationDate": None, "ModDate": None})
+    drawing.savefig(
+        path.with_suffix(".png"), dpi=150, bbox_inches="tight", metadata={"Software": None}
+    )
+    drawing.savefig(
+        path.with_suffix(".pdf"),
+        bbox_inches="tight",
+        metadata={"CreationDate": None, "ModDate": None},
+    )
     plt.close(drawing)
     return path.with_suffix(".png")
 
@@ -195,7 +292,9 @@ def main(file: str, save: Callable = save) -> None:
     """Redraw the figure, or write the table, of an experiments file from the committed CSV."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--profile", default="laptop", choices=PROFILES)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder that holds runs/ and figures/")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="the folder that holds runs/ and figures/"
+    )
     options = parser.parse_args()
     name = Path(file).stem
     try:

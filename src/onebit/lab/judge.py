@@ -10,15 +10,29 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .claims import CLAIMS, TAIL, Claim, Interval, rows_of, statistic_by_seed
-from .facts import ROOT
-from .results import RESULTS, TUNING_SEED
+from onebit.lab.claims import CLAIMS, TAIL, Claim, Interval, rows_of, statistic_by_seed
+from onebit.lab.facts import ROOT
+from onebit.lab.results import RESULTS, TUNING_SEED
 
 LEVEL = 0.95
 FEWEST_SEEDS = 3
 VERDICTS = ("reproduced", "partly", "not reproduced", "not judged", "needs a cluster")
 DID_NOT = VERDICTS[1:3]
-HEADLINES = ("C1", "C3", "C4", "C8", "C20", "T1", "Z1", "Z2", "Z3", "L1", "L2", "F5", "S2")  # what the README shows, whatever the verdict
+HEADLINES = (
+    "C1",
+    "C3",
+    "C4",
+    "C8",
+    "C20",
+    "T1",
+    "Z1",
+    "Z2",
+    "Z3",
+    "L1",
+    "L2",
+    "F5",
+    "S2",
+)  # what the README shows, whatever the verdict
 # Another CPU rounds differently, which is no other result. All statistics are ratios to 1, so one floor does.
 FLOOR = 0.005
 
@@ -41,8 +55,12 @@ def mean_interval(values: np.ndarray) -> Interval:
 def prediction_interval(values: np.ndarray) -> Interval:
     """Where one more seed falls: mean +- max(t_{0.975, n-1} s sqrt(1 + 1/n), FLOOR)."""
     interval = _t_interval(values, variance_factor=1 + 1 / max(len(values), 1))
-    return Interval(interval.mean, min(interval.low, interval.mean - FLOOR),
-                    max(interval.high, interval.mean + FLOOR), interval.n)
+    return Interval(
+        interval.mean,
+        min(interval.low, interval.mean - FLOOR),
+        max(interval.high, interval.mean + FLOOR),
+        interval.n,
+    )
 
 
 def _t_interval(values, variance_factor):
@@ -52,7 +70,9 @@ def _t_interval(values, variance_factor):
         return Interval(mean, mean, mean, n)
     if n == 1:
         return Interval(mean, -inf, inf, n)
-    half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * float(np.std(values, ddof=1)) * sqrt(variance_factor)
+    half = (
+        stats.t.ppf((1 + LEVEL) / 2, n - 1) * float(np.std(values, ddof=1)) * sqrt(variance_factor)
+    )
     return Interval(mean, mean - half, mean + half, n)
 
 
@@ -74,7 +94,9 @@ def judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     interval = found if isinstance(found, Interval) else mean_interval(found.to_numpy(dtype=float))
     if claim.profile == "paper" and not interval.n:
         return Judgement(claim, interval, "needs a cluster", "")
-    return Judgement(claim, interval, verdict(interval, claim.accepts), claim.detail(rows) if interval.n else "")
+    return Judgement(
+        claim, interval, verdict(interval, claim.accepts), claim.detail(rows) if interval.n else ""
+    )
 
 
 def consistent(claim: Claim, committed: pd.DataFrame, live: pd.DataFrame) -> str:
@@ -102,7 +124,10 @@ def show(interval: Interval, style: str) -> str:
 
 def table(header: list[str], lines: list[list[str]]) -> str:
     """A Markdown table."""
-    escaped = ([cell.replace("|", "\\|") for cell in line] for line in (header, ["---"] * len(header), *lines))
+    escaped = (
+        [cell.replace("|", "\\|") for cell in line]
+        for line in (header, ["---"] * len(header), *lines)
+    )
     return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
 
 
@@ -111,28 +136,42 @@ def report(judgements: list[Judgement]) -> str:
     lines = []
     for judgement in judgements:
         claim = judgement.claim
-        ours = show(judgement.interval, claim.style) + (f"; {judgement.detail}" if judgement.detail else "")
-        lines.append([claim.name, f"{claim.statement} ({claim.place})", claim.rule, claim.paper(), ours,
-                      str(judgement.interval.n), f"{claim.experiment}, {claim.profile}", f"**{judgement.verdict}**"])
-    return "\n".join([
-        "# Claims",
-        "",
-        "Written by `make claims` from `results/runs`, `results/theory` and `results/speed`; do not edit.",
-        "The rules stand in `src/onebit/lab/claims`, written before the runs; those of S1 to S3, F5, F6 and C23 after them.",
-        f"Seed {TUNING_SEED} served to choose the laptop's model sizes and learning rates; it is left out.",
-        "",
-        f"Ours: the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed.",
-        f"The loss of a run is the mean training loss over the last {TAIL:.0%} of its steps, its test error 100% less the mean accuracy there.",
-        "A place without a paper's name is in the 1-bit Adam paper.",
-        "Of S1 to S3: the median over n rounds, and in brackets their 10th and 90th percentile.",
-        "A seed at which Adam diverged gives no number. What is to fall behind is judged by the runs that finished, if any did.",
-        "",
-        "*Reproduced*: the interval lies where the rule wants it. *Not reproduced*: it lies outside. *Partly*: it lies across the border.",
-        f"*Not judged*: fewer than {FEWEST_SEEDS} seeds. *Needs a cluster*: only the paper's hardware can tell.",
-        "",
-        table(["", "claim", "rule", "paper", "ours", "n", "runs", "verdict"], lines),
-        "",
-    ])
+        ours = show(judgement.interval, claim.style) + (
+            f"; {judgement.detail}" if judgement.detail else ""
+        )
+        lines.append(
+            [
+                claim.name,
+                f"{claim.statement} ({claim.place})",
+                claim.rule,
+                claim.paper(),
+                ours,
+                str(judgement.interval.n),
+                f"{claim.experiment}, {claim.profile}",
+                f"**{judgement.verdict}**",
+            ]
+        )
+    return "\n".join(
+        [
+            "# Claims",
+            "",
+            "Written by `make claims` from `results/runs`, `results/theory` and `results/speed`; do not edit.",
+            "The rules stand in `src/onebit/lab/claims`, written before the runs; those of S1 to S3, F5, F6 and C23 after them.",
+            f"Seed {TUNING_SEED} served to choose the laptop's model sizes and learning rates; it is left out.",
+            "",
+            f"Ours: the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed.",
+            f"The loss of a run is the mean training loss over the last {TAIL:.0%} of its steps, its test error 100% less the mean accuracy there.",
+            "A place without a paper's name is in the 1-bit Adam paper.",
+            "Of S1 to S3: the median over n rounds, and in brackets their 10th and 90th percentile.",
+            "A seed at which Adam diverged gives no number. What is to fall behind is judged by the runs that finished, if any did.",
+            "",
+            "*Reproduced*: the interval lies where the rule wants it. *Not reproduced*: it lies outside. *Partly*: it lies across the border.",
+            f"*Not judged*: fewer than {FEWEST_SEEDS} seeds. *Needs a cluster*: only the paper's hardware can tell.",
+            "",
+            table(["", "claim", "rule", "paper", "ours", "n", "runs", "verdict"], lines),
+            "",
+        ]
+    )
 
 
 def summary(judgements: list[Judgement]) -> str:
@@ -140,10 +179,20 @@ def summary(judgements: list[Judgement]) -> str:
     counts = Counter(j.verdict for j in judgements)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     shown = [j for j in judgements if j.claim.name in HEADLINES or j.verdict in DID_NOT]
-    lines = [[f"{j.claim.statement} ({j.claim.place})", j.claim.paper(),
-              show(j.interval, j.claim.style) + (f"; {j.detail}" if j.detail else ""), str(j.interval.n), j.verdict] for j in shown]
-    return (f"Of {len(judgements)} claims: {told}. The main ones, and all that did not come out, or not quite:\n\n"
-            + table(["claim", "paper", "ours (95% interval)", "n", "verdict"], lines))
+    lines = [
+        [
+            f"{j.claim.statement} ({j.claim.place})",
+            j.claim.paper(),
+            show(j.interval, j.claim.style) + (f"; {j.detail}" if j.detail else ""),
+            str(j.interval.n),
+            j.verdict,
+        ]
+        for j in shown
+    ]
+    return (
+        f"Of {len(judgements)} claims: {told}. The main ones, and all that did not come out, or not quite:\n\n"
+        + table(["claim", "paper", "ours (95% interval)", "n", "verdict"], lines)
+    )
 
 
 def with_summary(readme: str, judgements: list[Judgement]) -> str:
@@ -152,7 +201,9 @@ def with_summary(readme: str, judgements: list[Judgement]) -> str:
     before, _, rest = readme.partition(start)
     _, found, after = rest.partition(end)
     if not found:
-        raise ValueError(f"README.md needs the lines {start} and {end}, between which the table goes")
+        raise ValueError(
+            f"README.md needs the lines {start} and {end}, between which the table goes"
+        )
     return f"{before}{start}\n{summary(judgements)}\n{end}{after}"
 
 
@@ -162,10 +213,14 @@ def main() -> None:
     judgements = judge_all()
     (RESULTS / "CLAIMS.md").write_text(report(judgements), encoding="utf-8")
     readme = ROOT / "README.md"
-    readme.write_text(with_summary(readme.read_text(encoding="utf-8"), judgements), encoding="utf-8")
+    readme.write_text(
+        with_summary(readme.read_text(encoding="utf-8"), judgements), encoding="utf-8"
+    )
     for judgement in judgements:
         claim = judgement.claim
-        print(f"{claim.name}  {judgement.verdict:16} {show(judgement.interval, claim.style)}  {claim.statement}")
+        print(
+            f"{claim.name}  {judgement.verdict:16} {show(judgement.interval, claim.style)}  {claim.statement}"
+        )
     print("results/CLAIMS.md and the table in README.md are written.")
 
 

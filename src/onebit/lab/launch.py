@@ -39,7 +39,9 @@ def hold(folder: Path) -> FileLock:
     try:
         lock.acquire()
     except Timeout:
-        raise RuntimeError(f"another run is writing into {folder}: wait until it has ended, or choose another folder by output=DIR.") from None
+        raise RuntimeError(
+            f"another run is writing into {folder}: wait until it has ended, or choose another folder by output=DIR."
+        ) from None
     return lock
 
 
@@ -58,7 +60,11 @@ class Threads:
 
     def run(self, work: Work) -> None:
         turn = threading.Lock()
-        run_threads(self.workers, lambda communicator: _work(work, communicator, turn), TIMEOUT * self.workers)
+        run_threads(
+            self.workers,
+            lambda communicator: _work(work, communicator, turn),
+            TIMEOUT * self.workers,
+        )
 
 
 class Processes:
@@ -70,20 +76,30 @@ class Processes:
 
     def __init__(self, *, workers: int | None, backend: str, start: str):
         if backend == "nccl" and not torch.cuda.is_available():
-            raise RuntimeError("comm=nccl needs GPUs, and there is none here: use comm=gloo or comm=threads.")
+            raise RuntimeError(
+                "comm=nccl needs GPUs, and there is none here: use comm=gloo or comm=threads."
+            )
         self.backend = backend
         self.start = start
         self.launched = dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys()
         if self.launched:
             size = dist.get_world_size() if dist.is_initialized() else int(os.environ["WORLD_SIZE"])
-            self.workers = _same(workers, size, f"torchrun --nproc-per-node {workers} -m onebit.lab.train ...")
+            self.workers = _same(
+                workers, size, f"torchrun --nproc-per-node {workers} -m onebit.lab.train ..."
+            )
         else:
             _refuse_launcher(f"comm={backend}")
             self.workers = _chosen(workers)
 
     @property
     def leads(self) -> bool:
-        rank = dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"]) if self.launched else 0
+        rank = (
+            dist.get_rank()
+            if dist.is_initialized()
+            else int(os.environ["RANK"])
+            if self.launched
+            else 0
+        )
         return rank == 0
 
     def run(self, work: Work) -> None:
@@ -105,11 +121,19 @@ class MpiWorld:
     """
 
     def __init__(self, *, workers: int | None, cuda_aware: bool):
-        local = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("MPI_LOCALRANKID") or os.environ.get("SLURM_LOCALID")
+        local = (
+            os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK")
+            or os.environ.get("MPI_LOCALRANKID")
+            or os.environ.get("SLURM_LOCALID")
+        )
         _bind_gpu(int(local or 0))
         self.communicator = Mpi(cuda_aware=cuda_aware, timeout=TIMEOUT)
         self.leads = self.communicator.rank == 0
-        self.workers = _same(workers, self.communicator.size, f"mpirun -n {workers} python -m onebit.lab.train comm=mpi ...")
+        self.workers = _same(
+            workers,
+            self.communicator.size,
+            f"mpirun -n {workers} python -m onebit.lab.train comm=mpi ...",
+        )
 
     def run(self, work: Work) -> None:
         with abort_on_error(self.communicator):
@@ -117,7 +141,9 @@ class MpiWorld:
 
 
 def _work(work: Work, communicator: Communicator, turn: AbstractContextManager) -> None:
-    torch.set_num_threads(1)  # the workers share the cores; and sums do not depend on how many there are
+    torch.set_num_threads(
+        1
+    )  # the workers share the cores; and sums do not depend on how many there are
     work(communicator, turn)
 
 
@@ -125,7 +151,9 @@ def _chosen(workers: int | None) -> int:
     if workers is None:
         return DEFAULT_WORKERS
     if workers < 1:
-        raise ValueError(f"workers must be at least 1, not {workers}: leave it out for {DEFAULT_WORKERS}.")
+        raise ValueError(
+            f"workers must be at least 1, not {workers}: leave it out for {DEFAULT_WORKERS}."
+        )
     return workers
 
 
@@ -141,7 +169,9 @@ def _refuse_launcher(choice: str) -> None:
 
 def _same(workers: int | None, size: int, launch: str) -> int:
     if workers not in (None, size):
-        raise ValueError(f"workers={workers}, but {size} processes were started: leave workers out, or launch with\n    {launch}")
+        raise ValueError(
+            f"workers={workers}, but {size} processes were started: leave workers out, or launch with\n    {launch}"
+        )
     return size
 
 
@@ -157,7 +187,9 @@ def _start_processes(world: Processes, work: Work) -> None:
     errors = context.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="onebit-") as folder:
         processes = [
-            context.Process(target=_worker, args=(rank, world, folder, errors, work), name=f"worker {rank}")
+            context.Process(
+                target=_worker, args=(rank, world, folder, errors, work), name=f"worker {rank}"
+            )
             for rank in range(world.workers)
         ]
         try:
@@ -180,22 +212,30 @@ def _join(processes: list, errors) -> None:
         for process in sorted(running, key=lambda process: process.exitcode or 0):
             if process.exitcode is not None and process.exitcode < 0:
                 name = signal.Signals(-process.exitcode).name
-                raise WorkerError(f"{process.name} was ended by {name}, for want of memory perhaps.")
+                raise WorkerError(
+                    f"{process.name} was ended by {name}, for want of memory perhaps."
+                )
             if process.exitcode:
                 raise WorkerError(f"{process.name} failed" if errors.empty() else errors.get())
         running = [process for process in running if process.exitcode is None]
 
 
 def _worker(rank: int, world: Processes, folder: str, errors, work: Work) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends the workers
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the parent too, which ends the workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         _bind_gpu(rank)
         if "lo" in (name for _, name in socket.if_nameindex()):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whose name may not resolve
+            os.environ.setdefault(
+                "GLOO_SOCKET_IFNAME", "lo"
+            )  # all are on this machine, whose name may not resolve
         rendezvous = Path(folder, "rendezvous").as_uri()
         timeout, size = timedelta(seconds=TIMEOUT), world.workers
-        dist.init_process_group(world.backend, init_method=rendezvous, rank=rank, world_size=size, timeout=timeout)
+        dist.init_process_group(
+            world.backend, init_method=rendezvous, rank=rank, world_size=size, timeout=timeout
+        )
         _work(work, TorchDistributed(), nullcontext())
         dist.destroy_process_group()
     except BaseException:

@@ -53,4 +53,12 @@ PAPER_NAMES = {
 def look(optimizer: str, label: str | None) -> dict:
     """The line of an optimizer."""
     _, colour, line, marker = LOOKS[optimizer]
-    return {"color": colour, "linestyle": line, "marker": marker, "markevery": 0.15, "markersize": 4, "linewidth": 1.5, "label": label}
+    return {
+        "color": colour,
+        "linestyle": line,
+        "marker": marker,
+        "markevery": 0.15,
+        "markersize": 4,
+        "linewidth": 1.5,
+        "label": label,
+    }

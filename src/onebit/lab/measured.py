@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from .facts import commit
-from .results import RESULTS
-from .speed import machine
+from onebit.lab.facts import commit
+from onebit.lab.results import RESULTS
+from onebit.lab.speed import machine
 
 
 def write(root: Path, folder: str, name: str, rows: list[dict], config: dict, **facts) -> None:
@@ -22,7 +22,14 @@ def write(root: Path, folder: str, name: str, rows: list[dict], config: dict, **
     path.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    record = {"experiment": name, "date": date, "commit": commit(), "config": config, **facts, "machine": machine()}
+    record = {
+        "experiment": name,
+        "date": date,
+        "commit": commit(),
+        "config": config,
+        **facts,
+        "machine": machine(),
+    }
     path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
 
 
@@ -30,8 +37,12 @@ def read(root: Path, folder: str, name: str) -> tuple[pd.DataFrame, dict]:
     """(the rows, what the JSON says). FileNotFoundError with the remedy if there are none."""
     path = Path(root) / folder / f"{name}.csv"
     if not path.exists():
-        raise FileNotFoundError(f"there is no {path}: python experiments/{name}.py --measure makes it")
-    return pd.read_csv(path, keep_default_na=False, na_values=[""]), json.loads(path.with_suffix(".json").read_text())
+        raise FileNotFoundError(
+            f"there is no {path}: python experiments/{name}.py --measure makes it"
+        )
+    return pd.read_csv(path, keep_default_na=False, na_values=[""]), json.loads(
+        path.with_suffix(".json").read_text()
+    )
 
 
 # ---- the command line
@@ -53,9 +64,17 @@ def positive(kind: type) -> Callable[[str], float]:
 def parser(description: str) -> argparse.ArgumentParser:
     """Options that all such experiments have."""
     made = argparse.ArgumentParser(description=description)
-    made.add_argument("--measure", action="store_true", help="measure first; otherwise redraw from the CSV")
-    made.add_argument("--quick", action="store_true", help="tiny sizes and few rounds, to see that it runs, into results/live")
-    made.add_argument("--results", type=Path, help="the folder that holds the measurements' folders and figures/")
+    made.add_argument(
+        "--measure", action="store_true", help="measure first; otherwise redraw from the CSV"
+    )
+    made.add_argument(
+        "--quick",
+        action="store_true",
+        help="tiny sizes and few rounds, to see that it runs, into results/live",
+    )
+    made.add_argument(
+        "--results", type=Path, help="the folder that holds the measurements' folders and figures/"
+    )
     return made
 
 

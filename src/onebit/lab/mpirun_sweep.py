@@ -16,31 +16,57 @@ import sys
 import time
 from pathlib import Path
 
-from .facts import ENDED, read_run
-from .figures import load_figure
-from .options import wrong_override
-from .reproduce import text_table, to_come
-from .results import PROFILES, RESULTS, SEEDS, differing, run_folder
+from onebit.lab.facts import ENDED, read_run
+from onebit.lab.figures import load_figure
+from onebit.lab.options import wrong_override
+from onebit.lab.reproduce import text_table, to_come
+from onebit.lab.results import PROFILES, RESULTS, SEEDS, differing, run_folder
 
 
 def command(options: argparse.Namespace, optimizer: str, seed: int, folder: Path) -> list[str]:
     """What starts one run."""
-    arguments = [f"experiment={options.experiment}", f"profile={options.profile}", f"optimizer={optimizer}", f"seed={seed}", "comm=mpi",
-                 f"output={folder}", "resume=true", *options.options]
-    return [*options.mpirun, "-n", str(options.workers), sys.executable, "-m", "onebit.lab.train", *arguments]
+    arguments = [
+        f"experiment={options.experiment}",
+        f"profile={options.profile}",
+        f"optimizer={optimizer}",
+        f"seed={seed}",
+        "comm=mpi",
+        f"output={folder}",
+        "resume=true",
+        *options.options,
+    ]
+    return [
+        *options.mpirun,
+        "-n",
+        str(options.workers),
+        sys.executable,
+        "-m",
+        "onebit.lab.train",
+        *arguments,
+    ]
 
 
 def check(options: argparse.Namespace) -> None:
     """ValueError if a run is there already that was trained otherwise than this sweep would train it."""
     for optimizer in options.optimizers:
-        arguments = [f"experiment={options.experiment}", f"profile={options.profile}", f"optimizer={optimizer}", "comm=mpi", *options.options]
+        arguments = [
+            f"experiment={options.experiment}",
+            f"profile={options.profile}",
+            f"optimizer={optimizer}",
+            "comm=mpi",
+            *options.options,
+        ]
         asked = to_come(optimizer, options.workers, arguments)
         for seed in options.seeds:
-            folder = run_folder(options.results, options.experiment, options.profile, optimizer, seed)
+            folder = run_folder(
+                options.results, options.experiment, options.profile, optimizer, seed
+            )
             record = read_run(folder)
             names = differing(record, asked) if record else []
             if names:
-                raise ValueError(f"{folder} holds a run with another {', '.join(names)}: name another folder by --results, or remove it")
+                raise ValueError(
+                    f"{folder} holds a run with another {', '.join(names)}: name another folder by --results, or remove it"
+                )
 
 
 def sweep(options: argparse.Namespace) -> list[list[str]]:
@@ -48,7 +74,9 @@ def sweep(options: argparse.Namespace) -> list[list[str]]:
     lines = []
     for seed in options.seeds:
         for optimizer in options.optimizers:
-            folder = run_folder(options.results, options.experiment, options.profile, optimizer, seed)
+            folder = run_folder(
+                options.results, options.experiment, options.profile, optimizer, seed
+            )
             status = read_run(folder).get("status")
             start = time.monotonic()
             if status in ENDED:
@@ -69,32 +97,61 @@ def run(started: list[str], folder: Path) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train optimizers x seeds one after the other under mpirun.")
+    parser = argparse.ArgumentParser(
+        description="Train optimizers x seeds one after the other under mpirun."
+    )
     parser.add_argument("experiment", help="a file of conf/experiment, e.g. figure_06")
     parser.add_argument("--profile", default="laptop", choices=PROFILES)
     parser.add_argument("--workers", type=int, default=4, help="processes that mpirun starts")
-    parser.add_argument("--optimizers", nargs="+", help="files of conf/optimizer; default: those of the figure of this name")
+    parser.add_argument(
+        "--optimizers",
+        nargs="+",
+        help="files of conf/optimizer; default: those of the figure of this name",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--options", nargs="+", default=[], metavar="NAME=VALUE", help="further options of onebit.lab.train, e.g. wandb=offline")
+    parser.add_argument(
+        "--options",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="further options of onebit.lab.train, e.g. wandb=offline",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder that holds runs/")
-    parser.add_argument("--mpirun", type=shlex.split, default=["mpirun"], help="the launcher with its own options; default: mpirun")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands and start nothing")
+    parser.add_argument(
+        "--mpirun",
+        type=shlex.split,
+        default=["mpirun"],
+        help="the launcher with its own options; default: mpirun",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the commands and start nothing"
+    )
     options = parser.parse_args()
     for optimizer in options.optimizers or ("adam",):
-        wrong = wrong_override([f"experiment={options.experiment}", f"optimizer={optimizer}", *options.options])
+        wrong = wrong_override(
+            [f"experiment={options.experiment}", f"optimizer={optimizer}", *options.options]
+        )
         if wrong:
             parser.exit(2, f"error: {wrong}\n")
     try:
         options.optimizers = options.optimizers or load_figure(options.experiment).OPTIMIZERS
     except ValueError:
-        parser.exit(2, f"error: no figure says which optimizers {options.experiment} compares: name them by --optimizers\n")
+        parser.exit(
+            2,
+            f"error: no figure says which optimizers {options.experiment} compares: name them by --optimizers\n",
+        )
     if not options.dry_run and shutil.which(options.mpirun[0]) is None:
-        parser.exit(2, f"error: there is no {options.mpirun[0]}: install Open MPI (pip install .[mpi]), or name it by --mpirun\n")
+        parser.exit(
+            2,
+            f"error: there is no {options.mpirun[0]}: install Open MPI (pip install .[mpi]), or name it by --mpirun\n",
+        )
     return options
 
 
 def main() -> None:
-    os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)  # an environment of its own may bring mpirun
+    os.environ["PATH"] += os.pathsep + str(
+        Path(sys.executable).parent
+    )  # an environment of its own may bring mpirun
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = parse()
     try:

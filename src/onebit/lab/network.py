@@ -1,7 +1,7 @@
 """Slow networks on one machine: namespaces joined by a link of a given rate, or else an artificial delay.
 
-    with link(rate_mbit=1000) as ends:
-        ends.run(["python", "script.py"])       on both ends, with torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR, ...
+with link(rate_mbit=1000) as ends:
+    ends.run(["python", "script.py"])       on both ends, with torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR, ...
 """
 
 import os
@@ -22,7 +22,9 @@ from onebit.comm import Communicator
 ENDS = 2
 ADDRESS = "10.77.0.{}"
 PORT = 29577
-BURST = 128 * 2**10  # bytes that may pass at full speed; the kernel hands over packets of up to 64 KB
+BURST = (
+    128 * 2**10
+)  # bytes that may pass at full speed; the kernel hands over packets of up to 64 KB
 POLL = 0.05  # seconds
 
 
@@ -46,14 +48,22 @@ class Ends:
     def run(self, command: list[str], timeout: float | None = None) -> None:
         """Run the command on both ends at once; RuntimeError as soon as one fails, or after `timeout` seconds, and then both are ended."""
         # gloo warns that an address of the link has no name: it need not
-        environment = os.environ | {"WORLD_SIZE": str(ENDS), "MASTER_ADDR": ADDRESS.format(1), "MASTER_PORT": str(PORT),
-                                    "GLOO_SOCKET_IFNAME": self.interface,
-                                    "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment = os.environ | {
+            "WORLD_SIZE": str(ENDS),
+            "MASTER_ADDR": ADDRESS.format(1),
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": self.interface,
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
         processes = []
         try:
             for rank, namespace in enumerate(self.namespaces):
                 inside = [_path("ip"), "netns", "exec", namespace, *command]
-                processes.append(subprocess.Popen(inside, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}))
+                processes.append(
+                    subprocess.Popen(
+                        inside, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    )
+                )
             _wait(processes, timeout)
         finally:
             for process in processes:
@@ -65,7 +75,9 @@ def _wait(processes: list[subprocess.Popen], timeout: float | None) -> None:
     start = time.monotonic()
     while None in (codes := [process.poll() for process in processes]) or any(codes):
         if any(codes):
-            raise RuntimeError(f"a rank on the link failed, see above; exit codes by rank (None: was still running): {codes}")
+            raise RuntimeError(
+                f"a rank on the link failed, see above; exit codes by rank (None: was still running): {codes}"
+            )
         if timeout is not None and time.monotonic() - start > timeout:
             raise RuntimeError(f"the ranks on the link had not ended after {timeout} seconds")
         time.sleep(POLL)
@@ -94,16 +106,23 @@ def link(rate_mbit: float) -> Iterator[Ends]:
 def _make(ends: Ends, rate_mbit: float) -> None:
     one, two = ends.namespaces
     commands = [f"ip netns add {namespace}" for namespace in ends.namespaces]
-    commands.append(f"ip link add {ends.interface} netns {one} type veth peer name {ends.interface} netns {two}")
+    commands.append(
+        f"ip link add {ends.interface} netns {one} type veth peer name {ends.interface} netns {two}"
+    )
     for i, namespace in enumerate(ends.namespaces, 1):
-        commands += [f"ip -n {namespace} addr add {ADDRESS.format(i)}/24 dev {ends.interface}", f"ip -n {namespace} link set {ends.interface} up",
-                     f"ip -n {namespace} link set lo up",
-                     f"tc -n {namespace} qdisc replace dev {ends.interface} root tbf rate {rate_mbit}mbit burst {BURST} latency 100ms"]
+        commands += [
+            f"ip -n {namespace} addr add {ADDRESS.format(i)}/24 dev {ends.interface}",
+            f"ip -n {namespace} link set {ends.interface} up",
+            f"ip -n {namespace} link set lo up",
+            f"tc -n {namespace} qdisc replace dev {ends.interface} root tbf rate {rate_mbit}mbit burst {BURST} latency 100ms",
+        ]
     for command in commands:
         tool, *arguments = command.split()
         done = subprocess.run([_path(tool), *arguments], capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"`{command}` failed: {done.stderr.strip()}. A container needs NET_ADMIN and SYS_ADMIN; or use --delay")
+            raise RuntimeError(
+                f"`{command}` failed: {done.stderr.strip()}. A container needs NET_ADMIN and SYS_ADMIN; or use --delay"
+            )
 
 
 @contextmanager
@@ -182,7 +201,10 @@ class Absent(Communicator):
 
 def replay(communicator: Communicator, calls: list[tuple[str, torch.Size]]):
     """A function that makes these collectives, of zeros, one after another."""
-    buffers = [(getattr(communicator, name), torch.zeros(shape, dtype=torch.uint8)) for name, shape in calls]
+    buffers = [
+        (getattr(communicator, name), torch.zeros(shape, dtype=torch.uint8))
+        for name, shape in calls
+    ]
 
     def exchange():
         for collective, x in buffers:

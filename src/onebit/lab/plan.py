@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .claims.bert import volume_share
-from .figures import load_figure, target
-from .options import composed
-from .results import SEEDS
-from .run import Run, run_from
-from .tables import experiments
+from onebit.lab.claims.bert import volume_share
+from onebit.lab.figures import load_figure, target
+from onebit.lab.options import composed
+from onebit.lab.results import SEEDS
+from onebit.lab.run import Run, run_from
+from onebit.lab.tables import experiments
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,10 @@ MACHINES = {"smoke": LOCAL, "laptop": LOCAL, "paper": Machine(workers=64, flops=
 def parameters(run: Run) -> tuple[int, int]:
     """The size of the model, and how much of it is trained."""
     with torch.device("meta"):
-        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in run.task.model().parameters()]
+        sizes = [
+            (parameter.numel(), parameter.requires_grad)
+            for parameter in run.task.model().parameters()
+        ]
     return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
 
 
@@ -48,7 +51,9 @@ def volumes(run: Run, size: int, workers: int) -> tuple[float, float]:
 
 def sources(options: dict) -> list[str]:
     """The data sets that are named in the options: their ids on the hub, or the classes that make them, each once."""
-    inner = [name for value in options.values() if isinstance(value, dict) for name in sources(value)]
+    inner = [
+        name for value in options.values() if isinstance(value, dict) for name in sources(value)
+    ]
     own = options.get("path", options.get("_target_", "").rpartition(".")[2])
     return list(dict.fromkeys(inner or [own] * bool(own)))
 
@@ -64,46 +69,86 @@ def launch(arguments: str, machine: Machine, profile: str) -> list[str]:
         return [f"python -m onebit.lab.train {arguments} comm=gloo workers={machine.workers}"]
     nodes = -(-machine.workers // 8)
     rendezvous = "--rdzv-backend c10d --rdzv-endpoint HOST:29500"
-    return [f"torchrun --nnodes {nodes} --nproc-per-node {machine.workers // nodes} {rendezvous} -m onebit.lab.train {arguments} comm=nccl",
-            f"mpirun -n {machine.workers} python -m onebit.lab.train {arguments} comm=mpi"]
+    return [
+        f"torchrun --nnodes {nodes} --nproc-per-node {machine.workers // nodes} {rendezvous} -m onebit.lab.train {arguments} comm=nccl",
+        f"mpirun -n {machine.workers} python -m onebit.lab.train {arguments} comm=mpi",
+    ]
 
 
 def describe(name: str, profile: str, machine: Machine, workers: int | None = None) -> str:
     """The plan as text. workers: by default the machine's, but in the paper's profile no more than the batch has micro-batches."""
     module = load_figure(name)
-    parts = (describe_experiment(name, experiment, module.OPTIMIZERS, profile, machine, workers) for experiment in experiments(module, profile))
+    parts = (
+        describe_experiment(name, experiment, module.OPTIMIZERS, profile, machine, workers)
+        for experiment in experiments(module, profile)
+    )
     more = getattr(module, "PLAN", {})
     return "\n\n".join(parts) + (f"\n{more[profile]}" if profile in more else "")
 
 
-def describe_experiment(name: str, experiment: str, optimizers: tuple[str, ...], profile: str, machine: Machine, workers: int | None) -> str:
+def describe_experiment(
+    name: str,
+    experiment: str,
+    optimizers: tuple[str, ...],
+    profile: str,
+    machine: Machine,
+    workers: int | None,
+) -> str:
     arguments = [f"experiment={experiment}", f"profile={profile}"]
     if workers is None:
         config = composed(arguments)
-        workers = min(machine.workers, config.batch // config.micro_batch) if profile == "paper" else machine.workers
+        workers = (
+            min(machine.workers, config.batch // config.micro_batch)
+            if profile == "paper"
+            else machine.workers
+        )
     machine = replace(machine, workers=workers)
-    runs = [run_from(composed([*arguments, f"optimizer={optimizer}", f"workers={machine.workers}"])) for optimizer in optimizers]
+    runs = [
+        run_from(composed([*arguments, f"optimizer={optimizer}", f"workers={machine.workers}"]))
+        for optimizer in optimizers
+    ]
     run = runs[0]
     size, trained = parameters(run)
     samples = run.batch * sum(phase.steps for phase in run.phases.values())
-    flop = run.batch * sum(phase.steps * run.task.flop(phase.length) for phase in run.phases.values())
-    lines = [f"{name}, profile {profile}: experiment {experiment}, {', '.join(run.method for run in runs)}",
-             f"model       {size:,} parameters{'' if trained == size else f', {trained:,} of them trained'} (built on the meta device)",
-             f"data        {', '.join(sources(data_of(run.config['task'])))}"]
+    flop = run.batch * sum(
+        phase.steps * run.task.flop(phase.length) for phase in run.phases.values()
+    )
+    lines = [
+        f"{name}, profile {profile}: experiment {experiment}, {', '.join(run.method for run in runs)}",
+        f"model       {size:,} parameters{'' if trained == size else f', {trained:,} of them trained'} (built on the meta device)",
+        f"data        {', '.join(sources(data_of(run.config['task'])))}",
+    ]
     for phase_name, phase in run.phases.items():
         number, micro = run.micro_batches(phase, machine.workers)
         tokens = f" of {phase.length} tokens" if phase.length > 1 else ""
-        lines.append(f"{phase_name:11} {phase.steps:,} steps, T_w = {phase.warmup:,}, {run.batch:,} examples{tokens} a step: "
-                     f"{machine.workers} workers x {number} x {micro}")
-    lines += [f"samples     {samples:,}",
-              f"compute     {flop:.2g} FLOP, {hours(flop / machine.workers / machine.flops)} "
-              f"at {machine.flops:.2g} FLOP/s a worker (--flops)"]
-    for method, volume in zip(("exact", "1 bit after T_w"), volumes(run, trained, machine.workers), strict=True):
-        exchange = f", {hours(8 * volume / machine.gbits / 1e9)} at {machine.gbits} Gbit/s (--gbits)" if machine.gbits else ""
+        lines.append(
+            f"{phase_name:11} {phase.steps:,} steps, T_w = {phase.warmup:,}, {run.batch:,} examples{tokens} a step: "
+            f"{machine.workers} workers x {number} x {micro}"
+        )
+    lines += [
+        f"samples     {samples:,}",
+        f"compute     {flop:.2g} FLOP, {hours(flop / machine.workers / machine.flops)} "
+        f"at {machine.flops:.2g} FLOP/s a worker (--flops)",
+    ]
+    for method, volume in zip(
+        ("exact", "1 bit after T_w"), volumes(run, trained, machine.workers), strict=True
+    ):
+        exchange = (
+            f", {hours(8 * volume / machine.gbits / 1e9)} at {machine.gbits} Gbit/s (--gbits)"
+            if machine.gbits
+            else ""
+        )
         lines.append(f"volume      {method}: {size_text(volume)} sent by a worker{exchange}")
-    lines.append(f"launch      for each NAME of {', '.join(run.method for run in runs)}, with seed {', '.join(map(str, SEEDS))}; "
-                 f"{'one of' if profile == 'paper' else 'or make reproduce-' + target(name)}")
-    lines += ["  " + command for command in launch(" ".join([*arguments, "optimizer=NAME", f"seed={SEEDS[0]}"]), machine, profile)]
+    lines.append(
+        f"launch      for each NAME of {', '.join(run.method for run in runs)}, with seed {', '.join(map(str, SEEDS))}; "
+        f"{'one of' if profile == 'paper' else 'or make reproduce-' + target(name)}"
+    )
+    lines += [
+        "  " + command
+        for command in launch(
+            " ".join([*arguments, "optimizer=NAME", f"seed={SEEDS[0]}"]), machine, profile
+        )
+    ]
     return "\n".join(lines)
 
 
@@ -125,7 +170,9 @@ def main() -> None:
     parser.add_argument("--gbits", type=float, help="Gbit/s out of a worker")
     options = parser.parse_args()
     default = MACHINES[options.profile]
-    machine = replace(default, flops=options.flops or default.flops, gbits=options.gbits or default.gbits)
+    machine = replace(
+        default, flops=options.flops or default.flops, gbits=options.gbits or default.gbits
+    )
     try:
         print(describe(options.figure, options.profile, machine, options.workers))
     except ValueError as error:

@@ -16,7 +16,9 @@ class Player:
     lr: the learning rate after so many steps.
     """
 
-    def __init__(self, name: str, loss: Loss, optimizer, lr: Callable[[int], float], precision: str):
+    def __init__(
+        self, name: str, loss: Loss, optimizer, lr: Callable[[int], float], precision: str
+    ):
         self.name = name
         self.loss = loss
         self.optimizer = optimizer

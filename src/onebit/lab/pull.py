@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .facts import ENDED, read_run
-from .record import COLUMNS, EVALUATION, TENSORS, TRAFFIC, Table
-from .results import RESULTS, run_folder
-from .watch import QUANTITIES
+from onebit.lab.facts import ENDED, read_run
+from onebit.lab.record import COLUMNS, EVALUATION, TENSORS, TRAFFIC, Table
+from onebit.lab.results import RESULTS, run_folder
+from onebit.lab.watch import QUANTITIES
 
 WHOLE = ("step", "samples", *TRAFFIC)
 IDENTITY = COLUMNS[:5]
@@ -40,13 +40,17 @@ class Logged:
 def online(api, project: str, group: str | None) -> Iterator[Logged]:
     """The runs of a project, "entity/name". api: wandb.Api(), or what behaves like it."""
     for run in api.runs(project, filters={"group": group} if group else {}):
-        yield Logged(dict(run.config), dict(run.summary), {row["step"]: row for row in run.scan_history()})
+        yield Logged(
+            dict(run.config), dict(run.summary), {row["step"]: row for row in run.scan_history()}
+        )
 
 
 def offline(root: Path) -> list[Logged]:
     """The runs whose .wandb files lie under `root`; the stretches of a run that was resumed are put together."""
     runs = {}
-    for path in sorted(root.rglob("*.wandb"), key=lambda path: path.parent.name):  # offline-run-<time>-<id>
+    for path in sorted(
+        root.rglob("*.wandb"), key=lambda path: path.parent.name
+    ):  # offline-run-<time>-<id>
         take_in(runs.setdefault(path.stem, Logged()), path)
     return list(runs.values())
 
@@ -120,19 +124,28 @@ def folder_of(facts: dict, root: Path) -> Path:
 
 def curve_rows(run: Logged) -> list[dict]:
     """The rows of curve.csv, but for what identifies the run."""
-    rows = [{name: cell(name, row[name]) for name in COLUMNS[5:]} for _, row in sorted(run.history.items()) if "loss" in row]
+    rows = [
+        {name: cell(name, row[name]) for name in COLUMNS[5:]}
+        for _, row in sorted(run.history.items())
+        if "loss" in row
+    ]
     first = run.facts["config"]["record_every"]
     if not rows or rows[0]["step"] > min(first, run.facts["total_steps"]):
-        raise ValueError(f"W&B knows this run from step {rows[0]['step'] if rows else 'none'} on only, since it was resumed with another wandb= than "
-                         "it was started with: take the files that it wrote itself")
+        raise ValueError(
+            f"W&B knows this run from step {rows[0]['step'] if rows else 'none'} on only, since it was resumed with another wandb= than "
+            "it was started with: take the files that it wrote itself"
+        )
     return rows
 
 
 def evaluation_rows(run: Logged) -> list[dict]:
     """The rows of evaluation.csv: whatever else was logged, but for W&B's own and what is logged by tensor; the players' losses first."""
-    return [{"step": step, "samples": row["samples"], "metric": name, "value": float(value)}
-            for step, row in sorted(run.history.items()) for name, value in sorted(row.items(), key=lambda item: (item[0][:5] != "loss_", item[0]))
-            if name not in COLUMNS and not name.startswith("_") and "/" not in name]
+    return [
+        {"step": step, "samples": row["samples"], "metric": name, "value": float(value)}
+        for step, row in sorted(run.history.items())
+        for name, value in sorted(row.items(), key=lambda item: (item[0][:5] != "loss_", item[0]))
+        if name not in COLUMNS and not name.startswith("_") and "/" not in name
+    ]
 
 
 def tensor_rows(run: Logged) -> list[dict]:
@@ -144,7 +157,10 @@ def tensor_rows(run: Logged) -> list[dict]:
             quantity, _, tensor = name.partition("/")
             if tensor and quantity in QUANTITIES:
                 tensors.setdefault(tensor, {})[quantity] = float(value)
-        rows += [{"step": step, "samples": row["samples"], "tensor": tensor} | tensors[tensor] for tensor in sorted(tensors)]
+        rows += [
+            {"step": step, "samples": row["samples"], "tensor": tensor} | tensors[tensor]
+            for tensor in sorted(tensors)
+        ]
     return rows
 
 
@@ -164,10 +180,14 @@ def save(path: Path, columns: tuple[str, ...], rows: list[dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Bring the runs of a Weights & Biases project back to files, as training has written them.")
+    parser = argparse.ArgumentParser(
+        description="Bring the runs of a Weights & Biases project back to files, as training has written them."
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("project", nargs="?", help="ENTITY/PROJECT; needs `wandb login`")
-    source.add_argument("--offline", type=Path, metavar="DIR", help="a folder under which wandb=offline has written")
+    source.add_argument(
+        "--offline", type=Path, metavar="DIR", help="a folder under which wandb=offline has written"
+    )
     parser.add_argument("--group", help="only the runs of this experiment, e.g. figure_04")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder that holds runs/")
     parser.add_argument("--overwrite", action="store_true", help="replace runs that are there")
@@ -186,7 +206,9 @@ def main() -> None:
             print(write(run, options.results, options.overwrite))
         except ValueError as error:
             failed += 1
-            print(f"failed: {run.facts.get('experiment')}, {run.facts.get('optimizer')}, seed {run.facts.get('seed')}: {error}")
+            print(
+                f"failed: {run.facts.get('experiment')}, {run.facts.get('optimizer')}, seed {run.facts.get('seed')}: {error}"
+            )
     raise SystemExit(min(failed, 1))
 
 

@@ -8,8 +8,8 @@ import secrets
 import time
 from pathlib import Path
 
-from .facts import commit, environment, read_run
-from .watch import QUANTITIES
+from onebit.lab.facts import commit, environment, read_run
+from onebit.lab.watch import QUANTITIES
 
 COLUMNS = (
     "experiment", "profile", "optimizer", "seed", "commit", "step", "samples", "seconds", "loss", "lr", "phase",
@@ -69,9 +69,13 @@ class Recorder:
         self.facts = {**facts, "commit": commit(), "environment": environment()}
         self.identity = {name: self.facts[name] for name in COLUMNS[:5]}
         columns = {"curve": COLUMNS, "evaluation": EVALUATION, "tensors": TENSORS}
-        self.tables = {name: Table(folder / f"{name}.csv", names) for name, names in columns.items()}
+        self.tables = {
+            name: Table(folder / f"{name}.csv", names) for name, names in columns.items()
+        }
         self.norms = {}  # ||v_t||_1 by step t
-        self.before = dict.fromkeys((*TRAFFIC, "seconds"), 0)  # of the stretches of the run before this one
+        self.before = dict.fromkeys(
+            (*TRAFFIC, "seconds"), 0
+        )  # of the stretches of the run before this one
 
     def start(self, state: dict | None) -> None:
         """Begin, or go on from `state`: rows after that state are cut off."""
@@ -80,12 +84,23 @@ class Recorder:
             self.norms, self.before = state["norms"], state["before"]
         self._choose_wandb_id(goes_on=state is not None)
         for name, table in self.tables.items():
-            table.start(state["rows"].get(name, 0) if state is not None else 0)  # a checkpoint may be older than a table
+            table.start(
+                state["rows"].get(name, 0) if state is not None else 0
+            )  # a checkpoint may be older than a table
         self._write_facts("running", {})
         self.started = time.monotonic()
         self.curves = self._start_wandb()
 
-    def row(self, optimizers: list, losses: dict[str, float], *, step: int, samples: int, lr: float, phase: str) -> None:
+    def row(
+        self,
+        optimizers: list,
+        losses: dict[str, float],
+        *,
+        step: int,
+        samples: int,
+        lr: float,
+        phase: str,
+    ) -> None:
         """Record the step that the optimizers, one for each player, have just taken, or skipped; losses: by the player's name."""
         curves = {
             "step": step,
@@ -101,13 +116,17 @@ class Recorder:
         if self.curves is not None:
             self.curves.log(curves, step=step)
         if len(losses) > 1:
-            self.evaluation({f"loss_{name}": loss for name, loss in losses.items()}, step=step, samples=samples)
+            self.evaluation(
+                {f"loss_{name}": loss for name, loss in losses.items()}, step=step, samples=samples
+            )
 
     def evaluation(self, metrics: dict[str, float], *, step: int, samples: int) -> None:
         """Record what the model is worth after `step`, or the players' losses in it."""
         metrics = {metric: float(f"{value:.6g}") for metric, value in sorted(metrics.items())}
         for metric, value in metrics.items():
-            self.tables["evaluation"].write(self.identity | {"step": step, "samples": samples, "metric": metric, "value": value})
+            self.tables["evaluation"].write(
+                self.identity | {"step": step, "samples": samples, "metric": metric, "value": value}
+            )
         if self.curves is not None:
             self.curves.log(metrics, step=step)
 
@@ -116,12 +135,25 @@ class Recorder:
         for row in rows:
             self.tables["tensors"].write(self.identity | {"step": step, "samples": samples} | row)
         if self.curves is not None and rows:
-            self.curves.log({f"{name}/{row['tensor']}": value for row in rows for name, value in row.items() if name != "tensor"}, step=step)
+            self.curves.log(
+                {
+                    f"{name}/{row['tensor']}": value
+                    for row in rows
+                    for name, value in row.items()
+                    if name != "tensor"
+                },
+                step=step,
+            )
 
     def finish(self, status: str, step: int, optimizers: list) -> None:
         """status: finished or diverged."""
         skipped = step - min(optimizer.steps for optimizer in optimizers)
-        final = {"step": step, "skipped_steps": skipped, "seconds": round(self._seconds(), 3), **self._traffic(optimizers)}
+        final = {
+            "step": step,
+            "skipped_steps": skipped,
+            "seconds": round(self._seconds(), 3),
+            **self._traffic(optimizers),
+        }
         self._write_facts(status, final)
         for table in self.tables.values():
             table.close()
@@ -131,13 +163,19 @@ class Recorder:
 
     def state_dict(self, optimizers: list) -> dict:
         before = self._traffic(optimizers) | {"seconds": self._seconds()}
-        return {"rows": {name: table.count for name, table in self.tables.items()}, "norms": self.norms, "before": before}
+        return {
+            "rows": {name: table.count for name, table in self.tables.items()},
+            "norms": self.norms,
+            "before": before,
+        }
 
     def _variance(self, optimizers: list, step: int) -> dict:
         """The norms of the variance, of all players' parameters in one vector, and its change over its memory; nothing if there is none."""
         if "variance" not in optimizers[0].vectors:
             return dict.fromkeys(VARIANCE)
-        each_l1, each_l2 = zip(*(optimizer.variance_norms() for optimizer in optimizers), strict=True)
+        each_l1, each_l2 = zip(
+            *(optimizer.variance_norms() for optimizer in optimizers), strict=True
+        )
         l1, l2 = sum(each_l1), math.hypot(*each_l2)
         window = round(1 / (1 - optimizers[0].param_groups[0]["betas"][1]))
         earlier = self.norms.get(step - window)
@@ -149,11 +187,17 @@ class Recorder:
         return self.before["seconds"] + time.monotonic() - self.started
 
     def _traffic(self, optimizers: list) -> dict:
-        return {name: self.before[name] + sum(getattr(optimizer.communication, name) for optimizer in optimizers) for name in TRAFFIC}
+        return {
+            name: self.before[name]
+            + sum(getattr(optimizer.communication, name) for optimizer in optimizers)
+            for name in TRAFFIC
+        }
 
     def _write_facts(self, status: str, final: dict) -> None:
         partial = self.folder / "run.json.partial"
-        partial.write_text(json.dumps(self.facts | {"status": status, "final": final}, indent=1) + "\n")
+        partial.write_text(
+            json.dumps(self.facts | {"status": status, "final": final}, indent=1) + "\n"
+        )
         os.replace(partial, self.folder / "run.json")
 
     def _choose_wandb_id(self, goes_on: bool) -> None:

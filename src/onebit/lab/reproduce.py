@@ -20,28 +20,44 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from .claims import CLAIMS, statistic_by_seed
-from .facts import ENDED, ROOT, commit, read_run
-from .figures import load_figure, target
-from .judge import consistent, judge, show
-from .options import composed, plain
-from .results import PROFILES, RESULTS, SEEDS, TUNING_SEED, differing, load, require_alike, run_folder
-from .run import run_from
-from .tables import experiments, optimizers, save
+from onebit.lab.claims import CLAIMS, statistic_by_seed
+from onebit.lab.facts import ENDED, ROOT, commit, read_run
+from onebit.lab.figures import load_figure, target
+from onebit.lab.judge import consistent, judge, show
+from onebit.lab.options import composed, plain
+from onebit.lab.results import (
+    PROFILES,
+    RESULTS,
+    SEEDS,
+    TUNING_SEED,
+    differing,
+    load,
+    require_alike,
+    run_folder,
+)
+from onebit.lab.run import run_from
+from onebit.lab.tables import experiments, optimizers, save
 
 LIVE = RESULTS / "live"
 
 
 def runs_of(modules: list, profile: str) -> list[tuple[str, str]]:
     """The (experiment, optimizer) pairs that the figures train, each once."""
-    pairs = ((experiment, name) for module in modules for experiment in experiments(module, profile) for name in optimizers(module, profile))
+    pairs = (
+        (experiment, name)
+        for module in modules
+        for experiment in experiments(module, profile)
+        for name in optimizers(module, profile)
+    )
     return list(dict.fromkeys(pairs))
 
 
 def new_seed(experiment: str, profile: str) -> int:
     """The first seed after the committed ones."""
     folders = (RESULTS / "runs" / experiment / profile).glob("*/seed-*")
-    return max((int(folder.name.removeprefix("seed-")) for folder in folders), default=TUNING_SEED) + 1
+    return (
+        max((int(folder.name.removeprefix("seed-")) for folder in folders), default=TUNING_SEED) + 1
+    )
 
 
 def discard(runs: list[tuple[str, str]], options: argparse.Namespace, root: Path) -> None:
@@ -52,7 +68,10 @@ def discard(runs: list[tuple[str, str]], options: argparse.Namespace, root: Path
     for experiment, optimizer in runs:
         for folder in (root / "runs" / experiment / options.profile / optimizer).glob("seed-*"):
             wanted = int(folder.name.removeprefix("seed-")) in options.seeds
-            if (options.fresh and wanted) or (options.live and not (wanted and current(read_run(folder), experiment, optimizer, options))):
+            if (options.fresh and wanted) or (
+                options.live
+                and not (wanted and current(read_run(folder), experiment, optimizer, options))
+            ):
                 shutil.rmtree(folder)
 
 
@@ -63,15 +82,31 @@ def current(record: dict, experiment: str, optimizer: str, options: argparse.Nam
     return not differing(record, planned(experiment, optimizer, options, LIVE))
 
 
-def arguments(experiment: str, optimizer: str, profile: str, seed: int, workers: int, folder: Path) -> list[str]:
+def arguments(
+    experiment: str, optimizer: str, profile: str, seed: int, workers: int, folder: Path
+) -> list[str]:
     """The options of one run."""
-    return [f"experiment={experiment}", f"profile={profile}", f"optimizer={optimizer}", "comm=gloo", f"workers={workers}", f"seed={seed}",
-            f"output={os.path.relpath(folder, ROOT)}", "resume=true"]
+    return [
+        f"experiment={experiment}",
+        f"profile={profile}",
+        f"optimizer={optimizer}",
+        "comm=gloo",
+        f"workers={workers}",
+        f"seed={seed}",
+        f"output={os.path.relpath(folder, ROOT)}",
+        "resume=true",
+    ]
 
 
 def planned(experiment: str, optimizer: str, options: argparse.Namespace, folder: Path) -> dict:
     """What run.json of a run to come will say of how it was trained; of the text see text_of."""
-    return to_come(optimizer, options.workers, arguments(experiment, optimizer, options.profile, options.seeds[0], options.workers, folder))
+    return to_come(
+        optimizer,
+        options.workers,
+        arguments(
+            experiment, optimizer, options.profile, options.seeds[0], options.workers, folder
+        ),
+    )
 
 
 def to_come(optimizer: str, workers: int, arguments: list[str]) -> dict:
@@ -92,30 +127,53 @@ def check(runs: list[tuple[str, str]], options: argparse.Namespace) -> None:
         stay = []
         for folder in sorted((RESULTS / "runs" / experiment / options.profile).glob("*/seed-*")):
             record = read_run(folder)
-            goes = options.fresh and not options.live and (experiment, folder.parent.name) in runs and record.get("seed") in options.seeds
+            goes = (
+                options.fresh
+                and not options.live
+                and (experiment, folder.parent.name) in runs
+                and record.get("seed") in options.seeds
+            )
             if record and not goes and record["seed"] != TUNING_SEED:
                 stay.append({**record, "folder": os.path.relpath(folder, ROOT)})
-        to_come = [planned(experiment, optimizer, options, RESULTS) for name, optimizer in runs if name == experiment]
+        to_come = [
+            planned(experiment, optimizer, options, RESULTS)
+            for name, optimizer in runs
+            if name == experiment
+        ]
         if stay and not options.live:
             text = text_of(to_come[0]["config"])
             to_come = [record | text for record in to_come]
         require_alike(stay + to_come)
 
 
-def train(experiment: str, optimizer: str, profile: str, seed: int, workers: int, folder: Path) -> int:
+def train(
+    experiment: str, optimizer: str, profile: str, seed: int, workers: int, folder: Path
+) -> int:
     """Train one run, or the rest of it, in its own processes, progress bars and all; its exit status."""
-    command = [sys.executable, "-m", "onebit.lab.train", *arguments(experiment, optimizer, profile, seed, workers, folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "onebit.lab.train",
+        *arguments(experiment, optimizer, profile, seed, workers, folder),
+    ]
     print("$ python", *command[1:], flush=True)
     # Ctrl-C is for this process, which then ends the run without a traceback.
-    return subprocess.run(command, cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)).returncode
+    return subprocess.run(
+        command, cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ).returncode
 
 
-def train_missing(runs: list[tuple[str, str]], options: argparse.Namespace, root: Path) -> list[str]:
+def train_missing(
+    runs: list[tuple[str, str]], options: argparse.Namespace, root: Path
+) -> list[str]:
     """Train the runs that are missing under `root`; the names of those that failed."""
     failed = []
     for seed in options.seeds:
         for experiment, optimizer in runs:
-            folder, name = run_folder(root, experiment, options.profile, optimizer, seed), f"{optimizer}, seed {seed} of {experiment}"
+            folder, name = (
+                run_folder(root, experiment, options.profile, optimizer, seed),
+                f"{optimizer}, seed {seed} of {experiment}",
+            )
             status = read_run(folder).get("status")
             if status in ENDED:
                 print(f"{name}: {status} before, kept (FRESH=1 trains it anew)", flush=True)
@@ -128,9 +186,14 @@ def text_table(header: list[str], lines: list[list[str]], widths: list[int]) -> 
     """A table for the terminal; cells wrap at their column's width."""
     out = []
     for line in (header, *lines):
-        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(line, widths, strict=True)]
+        cells = [
+            textwrap.wrap(cell, width) or [""] for cell, width in zip(line, widths, strict=True)
+        ]
         for i in range(max(map(len, cells))):
-            parts = [(cell[i] if i < len(cell) else "").ljust(width) for cell, width in zip(cells, widths, strict=True)]
+            parts = [
+                (cell[i] if i < len(cell) else "").ljust(width)
+                for cell, width in zip(cells, widths, strict=True)
+            ]
             out.append("  ".join(parts).rstrip())
         out.append("-" * (sum(widths) + 2 * len(widths) - 2))
     return "\n".join(out)
@@ -149,22 +212,40 @@ def verdicts(experiments: set[str], profile: str, live: bool) -> str:
         if live:
             rows = load(LIVE, claim.experiment, profile)
             value = statistic_by_seed(claim, rows)
-            line += [f"{value.mean():{claim.style}}; {claim.detail(rows)}" if len(value) else "no run", consistent(claim, committed, rows)]
+            line += [
+                f"{value.mean():{claim.style}}; {claim.detail(rows)}" if len(value) else "no run",
+                consistent(claim, committed, rows),
+            ]
         lines.append(line)
     if not lines:
         return f"No claim is judged at profile {profile}."
-    header = ["claim", "the paper", "ours [95% interval]", "verdict"] + ["this run", "this run and ours"] * live
+    header = ["claim", "the paper", "ours [95% interval]", "verdict"] + [
+        "this run",
+        "this run and ours",
+    ] * live
     widths = [30, 20, 22, 14] + [22, 14] * live
     return text_table(header, lines, widths)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run what figures lack, draw them, judge the claims.")
-    parser.add_argument("figures", nargs="+", help="files of experiments/ without .py, e.g. figure_04")
+    parser = argparse.ArgumentParser(
+        description="Run what figures lack, draw them, judge the claims."
+    )
+    parser.add_argument(
+        "figures", nargs="+", help="files of experiments/ without .py, e.g. figure_04"
+    )
     parser.add_argument("--profile", default="laptop", choices=PROFILES)
-    parser.add_argument("--seeds", type=int, nargs="+",
-                        help=f"default: {SEEDS}, smoke {SEEDS[:1]}, --live the first that is not committed")
-    parser.add_argument("--live", action="store_true", help="train into results/live and compare with the committed seeds")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        help=f"default: {SEEDS}, smoke {SEEDS[:1]}, --live the first that is not committed",
+    )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="train into results/live and compare with the committed seeds",
+    )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--fresh", action="store_true", help="remove these runs first")
     options = parser.parse_args()
@@ -173,11 +254,16 @@ def parse() -> argparse.Namespace:
     except ValueError as error:
         parser.exit(2, f"error: {error}\n")
     if TUNING_SEED in (options.seeds or ()):
-        parser.exit(2, f"error: seed {TUNING_SEED} served to choose size and learning rate, so it is none of the results: choose others\n")
+        parser.exit(
+            2,
+            f"error: seed {TUNING_SEED} served to choose size and learning rate, so it is none of the results: choose others\n",
+        )
     if min(options.seeds or SEEDS) < 0:
         parser.exit(2, f"error: seeds are whole numbers above 0, not {min(options.seeds)}\n")
     if options.profile == "paper":
-        parser.error(f"the paper's profile runs on a cluster: make plan-{target(next(iter(options.figures)))} PROFILE=paper prints how to launch it")
+        parser.error(
+            f"the paper's profile runs on a cluster: make plan-{target(next(iter(options.figures)))} PROFILE=paper prints how to launch it"
+        )
     return options
 
 
@@ -192,12 +278,20 @@ def reproduce(options: argparse.Namespace) -> None:
     start = time.monotonic()
     runs = runs_of(list(options.figures.values()), options.profile)
     root = LIVE if options.live else RESULTS
-    default = [new_seed(runs[0][0], options.profile)] if options.live else SEEDS[: 1 if options.profile == "smoke" else None]
+    default = (
+        [new_seed(runs[0][0], options.profile)]
+        if options.live
+        else SEEDS[: 1 if options.profile == "smoke" else None]
+    )
     options.seeds = options.seeds or list(default)
     try:
         check(runs, options)
     except ValueError as error:
-        remedy = "Bring back what the committed runs were trained with." if options.live else "FRESH=1 trains these figures and seeds anew."
+        remedy = (
+            "Bring back what the committed runs were trained with."
+            if options.live
+            else "FRESH=1 trains these figures and seeds anew."
+        )
         raise SystemExit(f"error: {error} Nothing was trained. {remedy}") from None
     except RuntimeError as error:  # data or weights are missing
         raise SystemExit(f"error: {error}\nNothing was trained.") from None
@@ -213,7 +307,9 @@ def reproduce(options: argparse.Namespace) -> None:
     minutes, seconds = divmod(round(time.monotonic() - start), 60)
     print(f"Took {minutes} min {seconds} s.")
     if failed:
-        raise SystemExit(f"Failed, see above: {'; '.join(failed)}. The same command tries them again.")
+        raise SystemExit(
+            f"Failed, see above: {'; '.join(failed)}. The same command tries them again."
+        )
 
 
 if __name__ == "__main__":

@@ -4,16 +4,23 @@ from pathlib import Path
 
 import pandas as pd
 
-from .facts import ENDED, INCIDENTAL, ROOT, read_run, without
-from .record import COLUMNS
-from .watch import QUANTITIES
+from onebit.lab.facts import ENDED, INCIDENTAL, ROOT, read_run, without
+from onebit.lab.record import COLUMNS
+from onebit.lab.watch import QUANTITIES
 
 RESULTS = ROOT / "results"
 PAPER = RESULTS / "paper"
 PROFILES = ("smoke", "laptop", "paper")
 SEEDS = (1, 2, 3, 4)  # of the results
-TUNING_SEED = 0  # it served to choose the model's size and the learning rate, so it is none of the results
-FROM_RECORD = ("status", "warmup_steps", "total_steps", "folder")  # what every row of a run is told of it
+TUNING_SEED = (
+    0  # it served to choose the model's size and the learning rate, so it is none of the results
+)
+FROM_RECORD = (
+    "status",
+    "warmup_steps",
+    "total_steps",
+    "folder",
+)  # what every row of a run is told of it
 OWN = {"seed", "optimizer", "method"}  # options in which runs that are compared may differ
 
 
@@ -22,7 +29,9 @@ def run_folder(root: Path, experiment: str, profile: str, optimizer: str, seed: 
     return Path(root) / "runs" / experiment / profile / optimizer / f"seed-{seed}"
 
 
-def load_records(root: Path, experiment: str, profile: str, optimizers: tuple[str, ...] | None = None) -> list[dict]:
+def load_records(
+    root: Path, experiment: str, profile: str, optimizers: tuple[str, ...] | None = None
+) -> list[dict]:
     """run.json of every run that ended, finished or diverged, with its `folder`; in the order of the folders' names.
 
     Runs of the tuning seed are left out.
@@ -44,7 +53,9 @@ def require_alike(records: list[dict], apart_from: tuple[str, ...] = ()) -> None
             names = [name for name in differing(record, other) if name not in apart_from]
             if names:
                 one, two = (str(r.get("folder", "the run to come")) for r in (other, record))
-                raise ValueError(f"These runs differ in {', '.join(names)}, so they cannot be compared: {one}, {two}.")
+                raise ValueError(
+                    f"These runs differ in {', '.join(names)}, so they cannot be compared: {one}, {two}."
+                )
 
 
 def differing(one: dict, two: dict) -> list[str]:
@@ -58,19 +69,30 @@ def differing(one: dict, two: dict) -> list[str]:
     names = [name for name in a.keys() | b.keys() if a.get(name) != b.get(name)]
     if same_units:
         a, b = (r["config"].get("optimizer", {}) for r in (one, two))
-        names += [f"optimizer.{name}" for name in a.keys() & b.keys() - {"_target_"} if a[name] != b[name]]
+        names += [
+            f"optimizer.{name}" for name in a.keys() & b.keys() - {"_target_"} if a[name] != b[name]
+        ]
         if one["optimizer"] == two["optimizer"]:
             names += [f"optimizer.{name}" for name in a.keys() ^ b.keys()]
     known = ((name, one.get(name), two.get(name)) for name in ("corpus_sha256", "data"))
-    return sorted(names) + [name for name, *values in known if None not in values and values[0] != values[1]]
+    return sorted(names) + [
+        name for name, *values in known if None not in values and values[0] != values[1]
+    ]
 
 
 def options_of(record: dict, with_rate: bool) -> dict:
     """The options in which runs that are compared must agree, with or without the learning rate's peak."""
-    options = {name: value for name, value in without(record["config"], INCIDENTAL).items() if name not in OWN} | {"workers": record["workers"]}
+    options = {
+        name: value
+        for name, value in without(record["config"], INCIDENTAL).items()
+        if name not in OWN
+    } | {"workers": record["workers"]}
     if not with_rate:
         del options["lr"]
-        options["phases"] = {name: phase | {"lr": phase["lr"] | {"peak": None}} for name, phase in options["phases"].items()}
+        options["phases"] = {
+            name: phase | {"lr": phase["lr"] | {"peak": None}}
+            for name, phase in options["phases"].items()
+        }
     return options
 
 
@@ -108,14 +130,20 @@ def read_curve(record: dict) -> pd.DataFrame:
     except (OSError, ValueError, LookupError):
         complete = False
     if not complete:
-        raise ValueError(f"{path} does not go on to step {end}, where the run ended: bring it back, or remove its folder and train the run again.")
+        raise ValueError(
+            f"{path} does not go on to step {end}, where the run ended: bring it back, or remove its folder and train the run again."
+        )
     return rows
 
 
 def read_evaluation(folder: Path) -> pd.DataFrame | None:
     """evaluation.csv with a column for each metric, by step; None if there is none."""
     path = folder / "evaluation.csv"
-    return pd.read_csv(path).pivot(index="step", columns="metric", values="value") if path.exists() else None
+    return (
+        pd.read_csv(path).pivot(index="step", columns="metric", values="value")
+        if path.exists()
+        else None
+    )
 
 
 def read_tensors(folder: Path) -> pd.DataFrame | None:
@@ -123,7 +151,11 @@ def read_tensors(folder: Path) -> pd.DataFrame | None:
     path = folder / "tensors.csv"
     if not path.exists():
         return None
-    wide = pd.read_csv(path).pivot(index="step", columns="tensor", values=list(QUANTITIES)).dropna(axis="columns", how="all")
+    wide = (
+        pd.read_csv(path)
+        .pivot(index="step", columns="tensor", values=list(QUANTITIES))
+        .dropna(axis="columns", how="all")
+    )
     wide.columns = [":".join(names) for names in wide.columns]
     return wide
 
@@ -142,7 +174,9 @@ def at_common_seeds(rows: pd.DataFrame, optimizers: tuple[str, ...]) -> pd.DataF
     return rows[rows.seed.isin(count.index[count == rows.optimizer.nunique()])]
 
 
-def load(root: Path, experiment: str, profile: str, optimizers: tuple[str, ...] | None = None) -> pd.DataFrame:
+def load(
+    root: Path, experiment: str, profile: str, optimizers: tuple[str, ...] | None = None
+) -> pd.DataFrame:
     """The rows of every run of this experiment that ended; ValueError if they cannot be compared with each other."""
     records = load_records(root, experiment, profile, optimizers)
     require_alike(records)
@@ -154,7 +188,9 @@ def paper_curve(figure: str, curve: str) -> pd.DataFrame:
     points = pd.read_csv(PAPER / f"{figure}.csv")
     chosen = points.loc[points.curve == curve, ["x", "y"]]
     if chosen.empty:
-        raise ValueError(f"{figure}.csv has no curve {curve!r}; it has {', '.join(points.curve.unique())}")
+        raise ValueError(
+            f"{figure}.csv has no curve {curve!r}; it has {', '.join(points.curve.unique())}"
+        )
     return chosen.reset_index(drop=True)
 
 

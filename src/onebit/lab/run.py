@@ -16,7 +16,18 @@ from onebit.lab.tasks import Task
 from onebit.lab.watch import Watch
 
 # Options that only other options read, as ${...}.
-REFERRED_TO = ("beta2", "cache", "data_root", "glue", "lr", "max_grad_norm", "micro_batch", "scale", "warmup_steps", "workers")
+REFERRED_TO = (
+    "beta2",
+    "cache",
+    "data_root",
+    "glue",
+    "lr",
+    "max_grad_norm",
+    "micro_batch",
+    "scale",
+    "warmup_steps",
+    "workers",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +64,20 @@ class Run:
     def __post_init__(self):
         _require_one_of("precision", self.precision, DTYPES)
         _require_one_of("wandb", self.wandb, ("disabled", "offline", "online"))
-        for name, least in (("seed", 0), ("batch", 1), ("record_every", 1), ("checkpoint_every", 0)):
+        for name, least in (
+            ("seed", 0),
+            ("batch", 1),
+            ("record_every", 1),
+            ("checkpoint_every", 0),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be a whole number, at least {least}, not {value!r}.")
         self._check_evaluation()
         if self.watch and self.watch.every % self.record_every:
-            raise ValueError(f"watch.every must be a multiple of record_every={self.record_every}, not {self.watch.every}.")
+            raise ValueError(
+                f"watch.every must be a multiple of record_every={self.record_every}, not {self.watch.every}."
+            )
         if self.window and self.window % self.record_every:
             raise ValueError(
                 f"record_every={self.record_every} does not divide 1 / (1 - beta2) = {self.window} steps, over which the ratio of the variance is "
@@ -71,16 +89,22 @@ class Run:
         worker_device(self.device)
         with torch.device("meta"):
             self.task.model()
-        self.optimizer([torch.nn.Parameter(torch.empty(1))], lr=1.0, communicator=Single())  # it checks its own options
+        self.optimizer(
+            [torch.nn.Parameter(torch.empty(1))], lr=1.0, communicator=Single()
+        )  # it checks its own options
 
     def _check_evaluation(self) -> None:
         every = self.evaluate_every
         if every is None:
             return
         if not isinstance(every, int) or every < 1 or every % self.record_every:
-            raise ValueError(f"evaluate_every must be a multiple of record_every={self.record_every}, or null, not {every!r}.")
+            raise ValueError(
+                f"evaluate_every must be a multiple of record_every={self.record_every}, or null, not {every!r}."
+            )
         if not self.task.evaluates:
-            raise ValueError(f"{type(self.task).__name__} has nothing to evaluate: leave evaluate_every at null.")
+            raise ValueError(
+                f"{type(self.task).__name__} has nothing to evaluate: leave evaluate_every at null."
+            )
 
     def evaluates_at(self, step: int, last: int) -> bool:
         """Whether the model is evaluated after this step."""
@@ -131,8 +155,12 @@ def worker_device(name: str | None) -> torch.device:
     """`name`, or a GPU if there is one: the one that the launcher has bound this worker to."""
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise RuntimeError(f"device={name}, but this process sees no GPU: leave device out, or take device=cpu.")
-    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+        raise RuntimeError(
+            f"device={name}, but this process sees no GPU: leave device out, or take device=cpu."
+        )
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+    )
 
 
 def run_from(config: DictConfig) -> Run:

@@ -27,7 +27,11 @@ class LinearThenDecay:
     def __call__(self, steps_done: int) -> float:
         """The learning rate of the step after `steps_done`."""
         s = self.stretch * (steps_done + 1)
-        return self.peak * (min(1, s / self.warmup) if s <= self.warmup else self.decay ** ((s - self.warmup) / self.every))
+        return self.peak * (
+            min(1, s / self.warmup)
+            if s <= self.warmup
+            else self.decay ** ((s - self.warmup) / self.every)
+        )
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,11 @@ class QuadraticThenDecay:
     def __call__(self, steps_done: int) -> float:
         """The learning rate of the step after `steps_done`."""
         s = self.stretch * (steps_done + 1)
-        share = (s / self.warmup) ** 2 if s <= self.warmup else self.decay ** ((s - self.warmup) / self.every)
+        share = (
+            (s / self.warmup) ** 2
+            if s <= self.warmup
+            else self.decay ** ((s - self.warmup) / self.every)
+        )
         return self.peak * (self.floor + (1 - self.floor) * share)
 
 
@@ -98,19 +106,29 @@ class LinearWarmupLinearDecay:
     def __post_init__(self):
         _require_positive(self, may_be_zero="warmup")
         if self.warmup >= self.total:
-            raise ValueError(f"warmup={self.warmup} of the learning rate must be below total={self.total}.")
+            raise ValueError(
+                f"warmup={self.warmup} of the learning rate must be below total={self.total}."
+            )
 
     def __call__(self, steps_done: int) -> float:
         """The learning rate of the step after `steps_done`."""
         s = self.stretch * steps_done
-        return self.peak * (s / self.warmup if s < self.warmup else max(0, self.total - s) / (self.total - self.warmup))
+        return self.peak * (
+            s / self.warmup
+            if s < self.warmup
+            else max(0, self.total - s) / (self.total - self.warmup)
+        )
 
 
 def _require_positive(schedule, may_be_zero: str = "") -> None:
     for field in fields(schedule):
         value = getattr(schedule, field.name)
-        if not isinstance(value, (int, float)) or not (value > 0 or value == 0 and field.name == may_be_zero):
-            raise ValueError(f"{field.name} of the learning rate must be a number above 0, not {value!r}.")
+        if not isinstance(value, (int, float)) or not (
+            value > 0 or value == 0 and field.name == may_be_zero
+        ):
+            raise ValueError(
+                f"{field.name} of the learning rate must be a number above 0, not {value!r}."
+            )
 
 
 @dataclass(frozen=True)
@@ -131,7 +149,9 @@ class Phase:
     def __post_init__(self):
         for name in ("length", "steps", "warmup", "micro_batch"):
             if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} of a phase must be at least 1, not {getattr(self, name)}: set phases.NAME.{name}.")
+                raise ValueError(
+                    f"{name} of a phase must be at least 1, not {getattr(self, name)}: set phases.NAME.{name}."
+                )
 
 
 class Plan:

@@ -83,7 +83,9 @@ def _busy_seconds() -> float:
     path = Path("/proc/stat")
     if not path.exists():
         return 0.0
-    user, nice, system, _idle, _iowait, _irq, _softirq, steal = map(int, path.read_text().split(maxsplit=9)[1:9])
+    user, nice, system, _idle, _iowait, _irq, _softirq, steal = map(
+        int, path.read_text().split(maxsplit=9)[1:9]
+    )
     return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
 
 
@@ -110,9 +112,15 @@ class Timings:
         seconds, ratios = self.seconds[name], self.ratios(name, rival)
         ratio = np.median(seconds) / np.median(self.seconds[rival])
         return {
-            "rounds": len(seconds), "dropped": self.dropped, "disturbed": self.disturbed,
-            **spread("ms", 1e3 * seconds), "ratio_to": rival, "ratio": float(ratio),
-            "ratio_low": float(np.percentile(ratios, LOW)), "ratio_high": float(np.percentile(ratios, HIGH)), "round_ratio": float(np.median(ratios)),
+            "rounds": len(seconds),
+            "dropped": self.dropped,
+            "disturbed": self.disturbed,
+            **spread("ms", 1e3 * seconds),
+            "ratio_to": rival,
+            "ratio": float(ratio),
+            "ratio_low": float(np.percentile(ratios, LOW)),
+            "ratio_high": float(np.percentile(ratios, HIGH)),
+            "round_ratio": float(np.median(ratios)),
         }
 
 
@@ -122,8 +130,14 @@ def spread(unit: str, values: np.ndarray) -> dict:
     return {f"median_{unit}": float(median), f"low_{unit}": float(low), f"high_{unit}": float(high)}
 
 
-def alternate(contenders: dict[str, Callable], rounds: int, *, warmup: int = 2, pace: Alone | InStep | None = None,
-              guard: Guard | None = None) -> Timings:
+def alternate(
+    contenders: dict[str, Callable],
+    rounds: int,
+    *,
+    warmup: int = 2,
+    pace: Alone | InStep | None = None,
+    guard: Guard | None = None,
+) -> Timings:
     """Call all contenders in turn, once a round, each round beginning with another one.
 
     None finds its data in the cache only because it ran just before: contenders that are to be compared should not share any.
@@ -151,7 +165,11 @@ def alternate(contenders: dict[str, Callable], rounds: int, *, warmup: int = 2, 
                 continue
             disturbed += stretch * is_disturbed
             kept += taken
-    return Timings({name: np.array([seconds[name] for seconds in kept]) for name in contenders}, dropped, disturbed)
+    return Timings(
+        {name: np.array([seconds[name] for seconds in kept]) for name in contenders},
+        dropped,
+        disturbed,
+    )
 
 
 def _round(contenders: dict[str, Callable], turn: int, pace: Alone | InStep) -> dict[str, float]:
@@ -199,7 +217,10 @@ def machine() -> dict:
 def _first(path: str, name: str) -> str | None:
     """The value of the first line 'name : value' of a file of /proc; None if there is none."""
     lines = Path(path).read_text().splitlines() if Path(path).exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == name), None)
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == name),
+        None,
+    )
 
 
 def _version(package: str) -> str | None:

@@ -13,14 +13,21 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from . import figures, measured
-from .speed import FOREIGN_LIMIT, HIGH, LOW
+from onebit.lab import figures, measured
+from onebit.lab.speed import FOREIGN_LIMIT, HIGH, LOW
 
 M = 2**20
 SIZES = tuple(k * 2**10 for k in (64, 256, 1024, 4096, 16384, 65536))  # elements
 # Okabe and Ito's palette, with line styles and markers: a curve is known without its colour.
-LOOKS = (("#D55E00", "-", "s"), ("#0072B2", "--", "o"), ("#009E73", "-.", "^"), ("#CC79A7", ":", "D"),
-         ("#E69F00", "-", "v"), ("#56B4E9", "--", "P"), ("#000000", ":", "X"))
+LOOKS = (
+    ("#D55E00", "-", "s"),
+    ("#0072B2", "--", "o"),
+    ("#009E73", "-.", "^"),
+    ("#CC79A7", ":", "D"),
+    ("#E69F00", "-", "v"),
+    ("#56B4E9", "--", "P"),
+    ("#000000", ":", "X"),
+)
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,22 @@ def judge(bars: tuple[Bar, ...], rows: pd.DataFrame) -> pd.DataFrame:
         found = {"ratio": np.nan, "spread": "", "holds": "not measured"}
         if row is not None:
             value, low, high = row[bar.column], row[f"{bar.column}_low"], row[f"{bar.column}_high"]
-            found = {"ratio": value, "spread": f"{low:.3f} to {high:.3f}", "holds": "yes" if value <= bar.at_most else "NO"}
-        to = "the bandwidth limit" if bar.column == "times_limit" else row.ratio_to if row is not None else ""
-        where = ", ".join(f"{name}={size_text(value) if name == 'n' else value}" for name, value in bar.where.items())
+            found = {
+                "ratio": value,
+                "spread": f"{low:.3f} to {high:.3f}",
+                "holds": "yes" if value <= bar.at_most else "NO",
+            }
+        to = (
+            "the bandwidth limit"
+            if bar.column == "times_limit"
+            else row.ratio_to
+            if row is not None
+            else ""
+        )
+        where = ", ".join(
+            f"{name}={size_text(value) if name == 'n' else value}"
+            for name, value in bar.where.items()
+        )
         lines.append({"what": bar.contender, "where": where, "to": to, **found, "bar": bar.at_most})
     return pd.DataFrame(lines, columns=["what", "where", "to", "ratio", "spread", "bar", "holds"])
 
@@ -64,7 +84,10 @@ def judge(bars: tuple[Bar, ...], rows: pd.DataFrame) -> pd.DataFrame:
 
 def write(root: Path, name: str, rows: list[dict], config: dict, **facts) -> None:
     """speed/<name>.csv and .json under `root`. config: options of the run, with its seed."""
-    guard = {"foreign_limit": FOREIGN_LIMIT, "spread": f"percentiles {LOW} and {HIGH} of the rounds"}
+    guard = {
+        "foreign_limit": FOREIGN_LIMIT,
+        "spread": f"percentiles {LOW} and {HIGH} of the rounds",
+    }
     measured.write(root, "speed", name, rows, config, **guard, **facts)
 
 
@@ -83,18 +106,41 @@ def size_text(n: int) -> str:
     return f"{n // M}M" if n % M == 0 else f"{n / M:.1f}M"
 
 
-def draw(axes: Axes, rows: pd.DataFrame, look: int, label: str, y: str, low: str, high: str) -> None:
+def draw(
+    axes: Axes, rows: pd.DataFrame, look: int, label: str, y: str, low: str, high: str
+) -> None:
     """One curve with its spread against the size."""
     rows = rows.sort_values("n")
     colour, line, marker = LOOKS[look]
-    axes.plot(rows.n, rows[y], color=colour, linestyle=line, marker=marker, markersize=4, linewidth=1.5, label=label)
+    axes.plot(
+        rows.n,
+        rows[y],
+        color=colour,
+        linestyle=line,
+        marker=marker,
+        markersize=4,
+        linewidth=1.5,
+        label=label,
+    )
     axes.fill_between(rows.n, rows[low], rows[high], color=colour, alpha=0.2, linewidth=0)
 
 
 def draw_bar(axes: Axes, n: int, value: float, look: int) -> None:
     """What a curve must be under at the size n."""
-    axes.plot([n / 1.5, n * 1.5], [value, value], color=LOOKS[look][0], linewidth=2.5, solid_capstyle="butt", zorder=5)
-    axes.annotate("", (n, value * 0.88), (n, value), arrowprops={"arrowstyle": "-|>", "color": LOOKS[look][0], "shrinkA": 0, "shrinkB": 0})
+    axes.plot(
+        [n / 1.5, n * 1.5],
+        [value, value],
+        color=LOOKS[look][0],
+        linewidth=2.5,
+        solid_capstyle="butt",
+        zorder=5,
+    )
+    axes.annotate(
+        "",
+        (n, value * 0.88),
+        (n, value),
+        arrowprops={"arrowstyle": "-|>", "color": LOOKS[look][0], "shrinkA": 0, "shrinkB": 0},
+    )
 
 
 def size_axis(axes: Axes, sizes: list[int]) -> None:
@@ -132,12 +178,23 @@ def caption(rows: pd.DataFrame, facts: dict) -> str:
 def parser(description: str, rounds: int) -> argparse.ArgumentParser:
     """Options that all speed experiments have."""
     made = measured.parser(description)
-    made.add_argument("--rounds", type=measured.positive(int), default=rounds, help="rounds that count, in each setting")
+    made.add_argument(
+        "--rounds",
+        type=measured.positive(int),
+        default=rounds,
+        help="rounds that count, in each setting",
+    )
     made.add_argument("--seed", type=int, default=1)
     return made
 
 
-def conclude(name: str, root: Path, plot: Callable[[pd.DataFrame], Figure], bars: tuple[Bar, ...] = (), note: str = "") -> None:
+def conclude(
+    name: str,
+    root: Path,
+    plot: Callable[[pd.DataFrame], Figure],
+    bars: tuple[Bar, ...] = (),
+    note: str = "",
+) -> None:
     """Print the table of the bars and draw the figure, from the files. note: what the caption says beside how it was measured."""
     try:
         rows, facts = read(root, name)
@@ -145,4 +202,8 @@ def conclude(name: str, root: Path, plot: Callable[[pd.DataFrame], Figure], bars
         raise SystemExit(f"error: {error}") from None
     if bars:
         print(judge(bars, rows).to_string(index=False, float_format="%.3f"))
-    print(figures.write(plot(rows), f"{note} {caption(rows, facts)}".strip(), Path(root) / "figures" / name))
+    print(
+        figures.write(
+            plot(rows), f"{note} {caption(rows, facts)}".strip(), Path(root) / "figures" / name
+        )
+    )

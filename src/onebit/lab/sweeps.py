@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
-from . import figures
-from .captions import describe
-from .claims.bert import MARGIN, loss_gap
-from .claims.claim import TAIL
-from .judge import LEVEL, mean_interval
-from .looks import LOOKS
-from .results import at_common_seeds
+from onebit.lab import figures
+from onebit.lab.captions import describe
+from onebit.lab.claims.bert import MARGIN, loss_gap
+from onebit.lab.claims.claim import TAIL
+from onebit.lab.judge import LEVEL, mean_interval
+from onebit.lab.looks import LOOKS
+from onebit.lab.results import at_common_seeds
 
 LINES, MARKERS = ("-", "--", "-.", ":"), "vP<X>d"
 
@@ -27,8 +27,15 @@ def look(optimizer: str, variants: dict[str, str], label: str | None) -> dict:
         return figures.look(optimizer, label)
     own = [name for name in variants if name not in LOOKS]
     i = own.index(optimizer)
-    return {"color": matplotlib.colormaps["cividis"](0.9 * (1 - i / max(len(own) - 1, 1))), "linestyle": LINES[i % len(LINES)],
-            "marker": MARKERS[i % len(MARKERS)], "markevery": 0.15, "markersize": 4, "linewidth": 1.2, "label": label}
+    return {
+        "color": matplotlib.colormaps["cividis"](0.9 * (1 - i / max(len(own) - 1, 1))),
+        "linestyle": LINES[i % len(LINES)],
+        "marker": MARKERS[i % len(MARKERS)],
+        "markevery": 0.15,
+        "markersize": 4,
+        "linewidth": 1.2,
+        "label": label,
+    }
 
 
 def plot(rows: pd.DataFrame, variants: dict[str, str], option: str) -> Figure:
@@ -45,9 +52,19 @@ def plot(rows: pd.DataFrame, variants: dict[str, str], option: str) -> Figure:
             line = figures.curve(chosen[chosen.status == "finished"], "samples", "loss")
             own = look(name, variants, f"{label}, {figures.seeds_text(chosen)}")
             curves.plot(line.x / 1e3, line["mean"], **own)
-            curves.fill_between(line.x / 1e3, line.low, line.high, color=own["color"], alpha=0.2, linewidth=0)
+            curves.fill_between(
+                line.x / 1e3, line.low, line.high, color=own["color"], alpha=0.2, linewidth=0
+            )
     curves.set(xlabel="samples (thousands)", ylabel="training loss")
-    curves.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=7, handlelength=3, columnspacing=1, borderpad=0)
+    curves.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=2,
+        fontsize=7,
+        handlelength=3,
+        columnspacing=1,
+        borderpad=0,
+    )
     for i, name in enumerate(variants):
         draw_gaps(gaps, i, rows, name, variants)
         for axes in by_volume:
@@ -70,7 +87,9 @@ def megabytes(rows: pd.DataFrame, optimizer: str) -> float:
     return rows[(rows.optimizer == optimizer) & (rows.status == "finished")].bytes_sent.max() / 1e6
 
 
-def draw_gaps(axes: Axes, x: float, rows: pd.DataFrame, optimizer: str, variants: dict[str, str]) -> None:
+def draw_gaps(
+    axes: Axes, x: float, rows: pd.DataFrame, optimizer: str, variants: dict[str, str]
+) -> None:
     """A small dot for each seed that finished with both, the mean and its interval beside them."""
     values = loss_gap(optimizer)(rows)
     values = values[np.isfinite(values)].to_numpy()
@@ -79,8 +98,20 @@ def draw_gaps(axes: Axes, x: float, rows: pd.DataFrame, optimizer: str, variants
     own = look(optimizer, variants, None)
     interval = mean_interval(values)
     axes.plot([x] * len(values), values, ".", color=own["color"], markersize=4, alpha=0.7)
-    bar = [[interval.mean - interval.low], [interval.high - interval.mean]] if len(values) > 1 else None
-    axes.errorbar(x, interval.mean, yerr=bar, color=own["color"], marker=own["marker"], markersize=7, capsize=4)
+    bar = (
+        [[interval.mean - interval.low], [interval.high - interval.mean]]
+        if len(values) > 1
+        else None
+    )
+    axes.errorbar(
+        x,
+        interval.mean,
+        yerr=bar,
+        color=own["color"],
+        marker=own["marker"],
+        markersize=7,
+        capsize=4,
+    )
 
 
 def caption(rows: pd.DataFrame, records: list[dict]) -> str:

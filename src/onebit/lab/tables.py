@@ -10,11 +10,11 @@ from types import ModuleType
 
 import pandas as pd
 
-from . import figures
-from .captions import describe
-from .judge import table as markdown
-from .looks import LOOKS
-from .results import load_records, load_rows, require_alike
+from onebit.lab import figures
+from onebit.lab.captions import describe
+from onebit.lab.judge import table as markdown
+from onebit.lab.looks import LOOKS
+from onebit.lab.results import load_records, load_rows, require_alike
 
 PARTS = ("", " low", " high", " n", " diverged")  # the columns that an optimizer has
 
@@ -28,16 +28,25 @@ def experiments(module: ModuleType, profile: str) -> tuple[str, ...]:
 
 def optimizers(module: ModuleType, profile: str) -> tuple[str, ...]:
     """What a figure, sweep or table compares; at smoke those of SMOKE_OPTIMIZERS, if there are, so that it takes less than a minute."""
-    return getattr(module, "SMOKE_OPTIMIZERS", module.OPTIMIZERS) if profile == "smoke" else module.OPTIMIZERS
+    return (
+        getattr(module, "SMOKE_OPTIMIZERS", module.OPTIMIZERS)
+        if profile == "smoke"
+        else module.OPTIMIZERS
+    )
 
 
-def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Path | None = None) -> Path:
+def save(
+    module: ModuleType, name: str, profile: str, root: Path, live_root: Path | None = None
+) -> Path:
     """Write figures/<name>.md and .csv of the committed runs under `root`, or of the live ones alone; a figure is drawn, see `figures.save`."""
     if hasattr(module, "plot"):
         return figures.save(module, name, profile, root, live_root)
     root = live_root or root
     reads = getattr(module, "READS", module.EXPERIMENTS)
-    records = {experiment: load_records(root, experiment, profile, module.OPTIMIZERS) for experiment in reads}
+    records = {
+        experiment: load_records(root, experiment, profile, module.OPTIMIZERS)
+        for experiment in reads
+    }
     for found in records.values():
         require_alike(found)
     if getattr(module, "NEEDS_RUNS", True) and not any(records.values()):
@@ -50,13 +59,28 @@ def save(module: ModuleType, name: str, profile: str, root: Path, live_root: Pat
     return path.with_suffix(".md")
 
 
-def text(module: ModuleType, frame: pd.DataFrame, records: dict[str, list[dict]], profile: str) -> str:
+def text(
+    module: ModuleType, frame: pd.DataFrame, records: dict[str, list[dict]], profile: str
+) -> str:
     """The table under its title and over its caption: what was run, from run.json."""
-    ran = [f"- {experiment}: {describe(found[0])}; {found[0]['config']['batch']:,} samples a step, {found[0]['total_steps']:,} steps, "
-           f"T_w = {max(record['warmup_steps'] for record in found):,}" for experiment, found in records.items() if found]
+    ran = [
+        f"- {experiment}: {describe(found[0])}; {found[0]['config']['batch']:,} samples a step, {found[0]['total_steps']:,} steps, "
+        f"T_w = {max(record['warmup_steps'] for record in found):,}"
+        for experiment, found in records.items()
+        if found
+    ]
     cells = shown(frame)
-    lines = [f"# {module.__doc__.splitlines()[0]}", "", markdown(cells.columns.tolist(), cells.values.tolist()), "", module.NOTE, ""]
-    lines += [f"Ours, profile {profile}:", "", *ran] if ran else [f"No runs of profile {profile} yet."]
+    lines = [
+        f"# {module.__doc__.splitlines()[0]}",
+        "",
+        markdown(cells.columns.tolist(), cells.values.tolist()),
+        "",
+        module.NOTE,
+        "",
+    ]
+    lines += (
+        [f"Ours, profile {profile}:", "", *ran] if ran else [f"No runs of profile {profile} yet."]
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -65,7 +89,9 @@ def ours(scores: dict[str, pd.Series], diverged: dict[str, int]) -> dict:
     found = {}
     for optimizer, score in scores.items():
         values = (score.mean(), score.min(), score.max(), len(score), diverged[optimizer])
-        found |= {LOOKS[optimizer][0] + part: value for part, value in zip(PARTS, values, strict=True)}
+        found |= {
+            LOOKS[optimizer][0] + part: value for part, value in zip(PARTS, values, strict=True)
+        }
     return found
 
 
@@ -74,14 +100,22 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
     cells = {}
     for name in frame.columns:
         if name + " low" in frame:
-            cells[f"ours: {name}"] = [cell(*values) for values in frame[[name + part for part in PARTS]].itertuples(index=False)]
+            cells[f"ours: {name}"] = [
+                cell(*values)
+                for values in frame[[name + part for part in PARTS]].itertuples(index=False)
+            ]
         elif not name.endswith(PARTS[1:]):
-            cells[name] = ["" if pd.isna(value) else value if isinstance(value, str) else f"{value:g}" for value in frame[name]]
+            cells[name] = [
+                "" if pd.isna(value) else value if isinstance(value, str) else f"{value:g}"
+                for value in frame[name]
+            ]
     return pd.DataFrame(cells)
 
 
 def cell(mean: float, low: float, high: float, n: int, diverged: int) -> str:
-    parts = [f"{mean:.1f} ({low:.1f} to {high:.1f}, n = {n:.0f})"] * bool(n) + [f"{diverged:.0f} diverged"] * bool(diverged)
+    parts = [f"{mean:.1f} ({low:.1f} to {high:.1f}, n = {n:.0f})"] * bool(n) + [
+        f"{diverged:.0f} diverged"
+    ] * bool(diverged)
     return ", ".join(parts)
 
 

@@ -14,10 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from onebit import reference
-
-from . import figures, measured
-from .claims.theory import exponents as exponents
-from .judge import Interval
+from onebit.lab import figures, measured
+from onebit.lab.claims.theory import exponents as exponents
+from onebit.lab.judge import Interval
 
 FOLDER = "theory"  # of results/
 BLOCK = 16  # steps whose noise is drawn at once
@@ -53,7 +52,9 @@ class Problem:
 
     @cached_property
     def rotation(self) -> np.ndarray:
-        return np.linalg.qr(np.random.default_rng(0).standard_normal((self.dimension, self.dimension)))[0]
+        return np.linalg.qr(
+            np.random.default_rng(0).standard_normal((self.dimension, self.dimension))
+        )[0]
 
     @cached_property
     def v(self) -> np.ndarray:
@@ -84,7 +85,9 @@ class Problem:
 
     def learning_rate(self, workers: int, steps: int, eps: float) -> float:
         """Corollary 1, with v_min = 1."""
-        return 1 / (4 * self.L + self.sigma * np.sqrt(steps / workers) + eps ** (2 / 3) * steps ** (1 / 3))
+        return 1 / (
+            4 * self.L + self.sigma * np.sqrt(steps / workers) + eps ** (2 / 3) * steps ** (1 / 3)
+        )
 
 
 @dataclass
@@ -105,13 +108,17 @@ class Sample:
     noisy: np.ndarray = field(init=False)
 
     def __post_init__(self):
-        self._randoms = [np.random.default_rng([seed, self.workers, self.stream, 1]) for seed in self.seeds]
+        self._randoms = [
+            np.random.default_rng([seed, self.workers, self.stream, 1]) for seed in self.seeds
+        ]
 
     def __call__(self, t: int, x: np.ndarray) -> np.ndarray:
         i = (t - 1) % BLOCK
         if i == 0:
             shape = (BLOCK, self.workers, self.problem.dimension)
-            self._noise = np.stack([self.problem.noise(random, shape) for random in self._randoms], axis=2)
+            self._noise = np.stack(
+                [self.problem.noise(random, shape) for random in self._randoms], axis=2
+            )
         self.exact = self.problem.gradient(x.reshape(len(self.seeds), -1))
         self.noisy = self.exact + self._noise[i]
         return self.noisy.reshape(self.workers, -1)
@@ -157,12 +164,29 @@ def steps_of(algorithm, sample: Sample, count: int, *arguments, **options) -> It
         yield Step(sample.exact, sample.noisy.mean(0), error, state)
 
 
-def momentum_sgd(sample: Sample, steps: int, gamma: float, compressed: bool, beta: float = 0.9, reset_every: int | None = None) -> Iterator[Step]:
+def momentum_sgd(
+    sample: Sample,
+    steps: int,
+    gamma: float,
+    compressed: bool,
+    beta: float = 0.9,
+    reset_every: int | None = None,
+) -> Iterator[Step]:
     """`reference.preconditioned_momentum_sgd` on the problem: compressed, the second stage of 1-bit Adam."""
     problem = sample.problem
     C = one_bit_by_seed(problem.dimension) if compressed else reference.identity
     v = np.tile(problem.v, len(sample.seeds))
-    yield from steps_of(reference.preconditioned_momentum_sgd, sample, steps, lambda t: gamma, ((), ()), v=v, beta=beta, C=C, reset_every=reset_every)
+    yield from steps_of(
+        reference.preconditioned_momentum_sgd,
+        sample,
+        steps,
+        lambda t: gamma,
+        ((), ()),
+        v=v,
+        beta=beta,
+        C=C,
+        reset_every=reset_every,
+    )
 
 
 # ---- what is found
@@ -173,22 +197,46 @@ def overlap(one: Interval, other: Interval) -> bool:
     return max(one.low, other.low) <= min(one.high, other.high)
 
 
-def seeds_spread(axes: Axes, rows: pd.DataFrame, along: str, value: str, label: str, look: tuple[str, str, str],
-                 size: float = 4) -> None:
+def seeds_spread(
+    axes: Axes,
+    rows: pd.DataFrame,
+    along: str,
+    value: str,
+    label: str,
+    look: tuple[str, str, str],
+    size: float = 4,
+) -> None:
     """The mean over the seeds as a line, lowest to highest seed as a band."""
     colour, line, marker = look
     found = rows.groupby(along)[value].agg(["mean", "min", "max"])
-    axes.plot(found.index, found["mean"], color=colour, linestyle=line, marker=marker, markersize=size, linewidth=1.5, label=label)
+    axes.plot(
+        found.index,
+        found["mean"],
+        color=colour,
+        linestyle=line,
+        marker=marker,
+        markersize=size,
+        linewidth=1.5,
+        label=label,
+    )
     axes.fill_between(found.index, found["min"], found["max"], color=colour, alpha=0.2, linewidth=0)
 
 
-def conclude(name: str, root: Path, judge: Callable[[pd.DataFrame], pd.DataFrame], plot: Callable[[pd.DataFrame], Figure], note: str) -> None:
+def conclude(
+    name: str,
+    root: Path,
+    judge: Callable[[pd.DataFrame], pd.DataFrame],
+    plot: Callable[[pd.DataFrame], Figure],
+    note: str,
+) -> None:
     """Print the table of the rules and draw the figure, from the files. note: what the caption says beside the seeds and the commit."""
     try:
         rows, facts = measured.read(root, FOLDER, name)
     except FileNotFoundError as error:
         raise SystemExit(f"error: {error}") from None
     print(judge(rows).to_string(index=False))
-    text = (f"{note} Line: mean of n = {rows.seed.nunique()} seeds; band: lowest to highest seed. Commit {facts['commit'][:7]}"
-            f"{' with changes' if 'dirty' in facts['commit'] else ''}, {facts['date'][:10]}.")
+    text = (
+        f"{note} Line: mean of n = {rows.seed.nunique()} seeds; band: lowest to highest seed. Commit {facts['commit'][:7]}"
+        f"{' with changes' if 'dirty' in facts['commit'] else ''}, {facts['date'][:10]}."
+    )
     print(figures.write(plot(rows), text, Path(root) / "figures" / name))

@@ -54,7 +54,11 @@ def main() -> None:
     except WorkerError as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
-        print("\nInterrupted; resume=true goes on from the newest checkpoint.", file=sys.stderr, flush=True)
+        print(
+            "\nInterrupted; resume=true goes on from the newest checkpoint.",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(130)  # workers that are threads cannot be ended otherwise
 
 

@@ -31,19 +31,33 @@ class Training:
 
     def __init__(self, run: Run, communicator: Communicator, turn: AbstractContextManager):
         self.run, self.communicator, self.turn = run, communicator, turn
-        self.rank, self.device, self.plan = communicator.rank, worker_device(run.device), Plan(run.phases)
+        self.rank, self.device, self.plan = (
+            communicator.rank,
+            worker_device(run.device),
+            Plan(run.phases),
+        )
         with turn:
             seed_torch(self.device, run.seed)
             self.model = run.task.model().to(self.device).train()
         self.players = [
-            Player(name, loss, run.optimizer(decayed_and_not(part), lr=1.0, communicator=communicator), self.plan.lr, run.precision)
+            Player(
+                name,
+                loss,
+                run.optimizer(decayed_and_not(part), lr=1.0, communicator=communicator),
+                self.plan.lr,
+                run.precision,
+            )
             for name, (part, loss) in run.task.players(self.model).items()
         ]
         self.optimizers = [player.optimizer for player in self.players]
         self.parts = {"weights": self.model} | {player.name: player for player in self.players}
         self.checkpoints = Checkpoints(run.folder / "checkpoints", communicator)
-        self.recorder = Recorder(run.folder, facts_of(run, communicator), run.wandb) if self.rank == 0 else None
-        self.watcher = Watcher(run.watch, self.model, self.optimizers) if run.watch and self.recorder else None
+        self.recorder = (
+            Recorder(run.folder, facts_of(run, communicator), run.wandb) if self.rank == 0 else None
+        )
+        self.watcher = (
+            Watcher(run.watch, self.model, self.optimizers) if run.watch and self.recorder else None
+        )
 
     def train(self) -> None:
         """From the newest checkpoint, or the start, to the end."""
@@ -51,7 +65,10 @@ class Training:
         with self.progress(done) as bar:
             while done < self.plan.steps and not diverged:
                 phase = self.enter(done)
-                facts = {"lr": self.players[0].scheduler.get_last_lr()[0], "phase": self.optimizers[0].phase}
+                facts = {
+                    "lr": self.players[0].scheduler.get_last_lr()[0],
+                    "phase": self.optimizers[0].phase,
+                }
                 losses = self.step(done, phase)
                 done += 1
                 diverged = self.record(done, losses, facts, bar)
@@ -82,7 +99,11 @@ class Training:
                 part.load_state_dict(saved[name])
         if recorder:
             if run.resume:
-                where = f"goes on at step {saved['step']}" if saved else f"no checkpoint in {run.folder}: from the start"
+                where = (
+                    f"goes on at step {saved['step']}"
+                    if saved
+                    else f"no checkpoint in {run.folder}: from the start"
+                )
                 print(f"resume: {where}", file=sys.stderr)
             recorder.start(saved and saved["recorder"])
         return saved["step"] if saved else 0
@@ -105,13 +126,22 @@ class Training:
         for player in self.players:
             losses[player.name] = loss = torch.zeros((), device=self.device)
             for micro in range(number):
-                batch = {key: tensor[micro * size : (micro + 1) * size].to(self.device) for key, tensor in examples.items()}
+                batch = {
+                    key: tensor[micro * size : (micro + 1) * size].to(self.device)
+                    for key, tensor in examples.items()
+                }
                 with nullcontext() if micro == number - 1 else player.optimizer.no_sync():
                     loss += self.backward(player, batch, number, (step, self.rank, micro))
             player.step()
         return losses
 
-    def backward(self, player: Player, batch: dict[str, Tensor], number: int, coordinates: tuple[int, int, int]) -> Tensor:
+    def backward(
+        self,
+        player: Player,
+        batch: dict[str, Tensor],
+        number: int,
+        coordinates: tuple[int, int, int],
+    ) -> Tensor:
         """The loss on one of `number` micro-batches, divided by their number; its gradient is added to those of the player's parameters."""
         precision = self.run.precision
         with self.turn:
@@ -127,16 +157,24 @@ class Training:
         diverged = any(player.diverged for player in self.players)
         if not (done % run.record_every == 0 or done == self.plan.steps or diverged):
             return False
-        means = {name: mean_over_ranks(self.communicator, loss.item()) for name, loss in losses.items()}
-        diverged = diverged or not all(math.isfinite(means[player.name]) or player.skipped for player in self.players)
+        means = {
+            name: mean_over_ranks(self.communicator, loss.item()) for name, loss in losses.items()
+        }
+        diverged = diverged or not all(
+            math.isfinite(means[player.name]) or player.skipped for player in self.players
+        )
         samples = done * run.batch
         if self.recorder:
             self.recorder.row(self.optimizers, means, step=done, samples=samples, **facts)
         if self.watcher:
             self.recorder.tensors(self.watcher.after(done), step=done, samples=samples)
-        sent = tqdm.format_sizeof(sum(optimizer.communication.bytes_sent for optimizer in self.optimizers), "B")
+        sent = tqdm.format_sizeof(
+            sum(optimizer.communication.bytes_sent for optimizer in self.optimizers), "B"
+        )
         name, *_ = self.plan.at(done - 1)
-        bar.set_postfix_str(f"loss {sum(means.values()):.3f}, {name}, {facts['phase']}, sent {sent}", refresh=False)
+        bar.set_postfix_str(
+            f"loss {sum(means.values()):.3f}, {name}, {facts['phase']}, sent {sent}", refresh=False
+        )
         return diverged
 
     def keep(self, done: int) -> None:
@@ -162,7 +200,10 @@ class Training:
     def state(self, done: int) -> dict:
         """A rank's checkpoint. Data and dropout need no state: they follow from the step."""
         records = self.recorder and self.recorder.state_dict(self.optimizers)
-        return {name: part.state_dict() for name, part in self.parts.items()} | {"step": done, "recorder": records}
+        return {name: part.state_dict() for name, part in self.parts.items()} | {
+            "step": done,
+            "recorder": records,
+        }
 
 
 def facts_of(run: Run, communicator: Communicator) -> dict:
@@ -192,7 +233,11 @@ def decayed_and_not(model: torch.nn.Module) -> list[dict]:
 def seed_torch(device: torch.device, *coordinates: int) -> None:
     """Make torch's random state on `device` a function of the coordinates (seed, or seed, step, rank, micro-batch)."""
     seed = int(np.random.SeedSequence(coordinates).generate_state(1, np.uint64)[0])
-    generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
+    generator = (
+        torch.default_generator
+        if device.type == "cpu"
+        else torch.cuda.default_generators[device.index]
+    )
     generator.manual_seed(seed)
 
 

@@ -25,10 +25,16 @@ class Watch:
     """
 
     def __init__(self, *, every: int, quantities: list[str], by_tensor: bool = True):
-        unknown = [name for name in quantities if name not in QUANTITIES or not (by_tensor or QUANTITIES[name])]
+        unknown = [
+            name
+            for name in quantities
+            if name not in QUANTITIES or not (by_tensor or QUANTITIES[name])
+        ]
         if unknown or not quantities:
             choices = [name for name, is_norm in QUANTITIES.items() if by_tensor or is_norm]
-            raise ValueError(f"watch.quantities are some of {', '.join(choices)}, not {', '.join(unknown) or 'none'}.")
+            raise ValueError(
+                f"watch.quantities are some of {', '.join(choices)}, not {', '.join(unknown) or 'none'}."
+            )
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"watch.every must be at least 1, not {every!r}.")
         self.every = every
@@ -41,7 +47,12 @@ class Watcher:
 
     def __init__(self, watch: Watch, model: Module, optimizers: list):
         self.watch = watch
-        owners = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        owners = {
+            p: optimizer
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
         self.watched = [(name, p, owners[p]) for name, p in model.named_parameters() if p in owners]
         self.earlier = {}  # v_{t-1} by name
 
@@ -54,11 +65,20 @@ class Watcher:
         """What tensors.csv says of the step; nothing at most steps."""
         if step % self.watch.every:
             return []
-        values = {quantity: dict(getattr(self, f"_{quantity}")()) for quantity in self.watch.quantities}
+        values = {
+            quantity: dict(getattr(self, f"_{quantity}")()) for quantity in self.watch.quantities
+        }
         if not self.watch.by_tensor:
-            values = {quantity: {ALL: sum(x * x for x in norms.values()) ** 0.5} if norms else {} for quantity, norms in values.items()}
+            values = {
+                quantity: {ALL: sum(x * x for x in norms.values()) ** 0.5} if norms else {}
+                for quantity, norms in values.items()
+            }
         names = [name for name, *_ in self.watched] if self.watch.by_tensor else (ALL,)
-        rows = [{"tensor": name} | {q: float(f"{found[name]:.6g}") for q, found in values.items() if name in found} for name in names]
+        rows = [
+            {"tensor": name}
+            | {q: float(f"{found[name]:.6g}") for q, found in values.items() if name in found}
+            for name in names
+        ]
         return [row for row in rows if len(row) > 1]
 
     def _coefficient(self) -> Iterator[tuple[str, float]]:
@@ -71,10 +91,17 @@ class Watcher:
         return ((name, float(torch.linalg.vector_norm(v))) for name, v in self._variances())
 
     def _variance_change(self) -> Iterator[tuple[str, float]]:
-        return ((name, float(torch.linalg.vector_norm(v - self.earlier[name]))) for name, v in self._variances())
+        return (
+            (name, float(torch.linalg.vector_norm(v - self.earlier[name])))
+            for name, v in self._variances()
+        )
 
     def _numbers(self, key: str) -> Iterator[tuple[str, float]]:
-        return ((name, float(optimizer.state[p][key])) for name, p, optimizer in self.watched if key in optimizer.numbers)
+        return (
+            (name, float(optimizer.state[p][key]))
+            for name, p, optimizer in self.watched
+            if key in optimizer.numbers
+        )
 
     def _variances(self) -> Iterator[tuple[str, Tensor]]:
         return (

@@ -1,6 +1,6 @@
-from ..kernels.torch_ops import Terms
-from .options import check_flag
-from .steps import SteppingOptimizer
+from onebit.kernels.torch_ops import Terms
+from onebit.optim.options import check_flag
+from onebit.optim.steps import SteppingOptimizer
 
 
 class DistributedAdam(SteppingOptimizer):
@@ -24,12 +24,34 @@ class DistributedAdam(SteppingOptimizer):
         communicator: see `onebit.comm`; None: torch.distributed's default group, or a single worker.
     """
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, bias_correction=True, max_grad_norm=None,
-                 check_finite=True, bucket_cap_mb=None, overlap=False, communicator=None, **unknown):
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.0,
+        *,
+        bias_correction=True,
+        max_grad_norm=None,
+        check_finite=True,
+        bucket_cap_mb=None,
+        overlap=False,
+        communicator=None,
+        **unknown,
+    ):
         check_flag("bias_correction", bias_correction)
         self.bias_correction = bias_correction
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, max_grad_norm=max_grad_norm,
-                         check_finite=check_finite, bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator, unknown=unknown)
+        super().__init__(
+            params,
+            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
+            max_grad_norm=max_grad_norm,
+            check_finite=check_finite,
+            bucket_cap_mb=bucket_cap_mb,
+            overlap=overlap,
+            communicator=communicator,
+            unknown=unknown,
+        )
 
     def _describe(self):
         return f"{super()._describe()}, bias_correction={self.bias_correction}"
@@ -40,9 +62,21 @@ class DistributedAdam(SteppingOptimizer):
 
     def _adam(self, part, g, parameters, betas=None):
         """One step of Adam; `betas`: those of all groups, instead of their own."""
-        beta1s, beta2s = (part.per_tensor(lambda group, i=i: (betas or group["betas"])[i]) for i in (0, 1))
+        beta1s, beta2s = (
+            part.per_tensor(lambda group, i=i: (betas or group["betas"])[i]) for i in (0, 1)
+        )
         roots = part.per_tensor(lambda group: self._corrections(part, group)[1] ** -0.5)
-        part.kernels.adam(part.partition, parameters, g, part.momentum, part.variance, beta1s, beta2s, *self._numbers(part), roots)
+        part.kernels.adam(
+            part.partition,
+            parameters,
+            g,
+            part.momentum,
+            part.variance,
+            beta1s,
+            beta2s,
+            *self._numbers(part),
+            roots,
+        )
 
     def _terms(self, part, factor):
         """Line 6: m_i = beta1 m + (1 - beta1) factor g_i. Until it is packed, m is stored as it is."""
@@ -57,9 +91,11 @@ class DistributedAdam(SteppingOptimizer):
 
     def _numbers(self, part):
         """(decays, steps, epss) of line 13 for each parameter: 1 - lr weight_decay, lr / c1 and eps."""
-        return (part.per_tensor(lambda group: 1 - float(group["lr"]) * group["weight_decay"]),
-                part.per_tensor(lambda group: float(group["lr"]) / self._corrections(part, group)[0]),
-                part.per_tensor(lambda group: group["eps"]))
+        return (
+            part.per_tensor(lambda group: 1 - float(group["lr"]) * group["weight_decay"]),
+            part.per_tensor(lambda group: float(group["lr"]) / self._corrections(part, group)[0]),
+            part.per_tensor(lambda group: group["eps"]),
+        )
 
     def _corrections(self, part, group):
         """(c1, c2): 1 - beta1^t and 1 - beta2^t, or 1."""
@@ -73,10 +109,17 @@ class DistributedAdam(SteppingOptimizer):
 
     def variance_norms(self):
         """(||v||_1, ||v||_2) of the bias-corrected variance over all parameters: what shows whether it may be frozen."""
-        l1, l2_squared = (sum(self._variance_sum(part, power) for part in self._parts) for power in (1, 2))
+        l1, l2_squared = (
+            sum(self._variance_sum(part, power) for part in self._parts) for power in (1, 2)
+        )
         return l1, l2_squared**0.5
 
     def _variance_sum(self, part, power=1):
         """The sum of a part's bias-corrected variance, or of its squares."""
         corrections = part.per_tensor(lambda group: self._variance_correction(part, group))
-        return sum(s / c**power for s, c in zip(part.tensor_sums(part.variance, square=power == 2).tolist(), corrections))
+        return sum(
+            s / c**power
+            for s, c in zip(
+                part.tensor_sums(part.variance, square=power == 2).tolist(), corrections
+            )
+        )

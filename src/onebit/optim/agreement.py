@@ -8,16 +8,20 @@ from typing import NamedTuple
 
 import torch
 
-from .options import has_sparse_gradient
+from onebit.optim.options import has_sparse_gradient
 
-_MESSAGE = struct.Struct("<dII")  # 16 bytes: squared norm of the local gradients, late gradients, digest of the options
+_MESSAGE = struct.Struct(
+    "<dII"
+)  # 16 bytes: squared norm of the local gradients, late gradients, digest of the options
 _MOST = 2**32 - 1
 
 
 class Agreement(NamedTuple):
     """What the ranks know of their gradients together."""
 
-    squared_norm: float  # mean over the ranks of the squared norm; not finite if any gradient is not
+    squared_norm: (
+        float  # mean over the ranks of the squared norm; not finite if any gradient is not
+    )
     late: int  # elements, over all ranks, with a gradient where the variance was zero at the freeze
     same_options: bool  # whether all ranks are about to take the same step
     same_norm: bool  # whether several ranks have gradients of exactly the same norm
@@ -43,7 +47,12 @@ def agree(communicator, squared_norm, late, options, device):
     message = _MESSAGE.pack(squared_norm, min(late, _MOST), zlib.crc32(options.encode()))
     rows = gather_bytes(communicator, message, device)
     norms, counts, digests = zip(*map(_MESSAGE.unpack, rows), strict=True)
-    return Agreement(sum(norms) / len(norms), sum(counts), len(set(digests)) == 1, len(norms) > 1 and norms[0] > 0 and len(set(norms)) == 1)
+    return Agreement(
+        sum(norms) / len(norms),
+        sum(counts),
+        len(set(digests)) == 1,
+        len(norms) > 1 and norms[0] > 0 and len(set(norms)) == 1,
+    )
 
 
 def describe_options(group, names):
@@ -55,7 +64,9 @@ def clip_factor(norm_squared, max_grad_norm):
     """min(1, max_grad_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; None if the norm is not finite."""
     if not math.isfinite(norm_squared):
         return None
-    return 1.0 if max_grad_norm is None else min(1.0, max_grad_norm / (math.sqrt(norm_squared) + 1e-6))
+    return (
+        1.0 if max_grad_norm is None else min(1.0, max_grad_norm / (math.sqrt(norm_squared) + 1e-6))
+    )
 
 
 def checksum(tensor):
@@ -76,7 +87,9 @@ def describe_parameters(groups, options, names, shared):
         described = describe_options(group, options)
         for p in group["params"]:
             sparse = ", a sparse gradient" if has_sparse_gradient(p) else ""
-            checksums = ", ".join(f"{name} {checksum(tensor):08x}" for name, tensor in shared[p].items())
+            checksums = ", ".join(
+                f"{name} {checksum(tensor):08x}" for name, tensor in shared[p].items()
+            )
             yield f"{next(names)}: shape {tuple(p.shape)}, {p.dtype}, requires_grad={p.requires_grad}, {described}{sparse}, checksums: {checksums}"
 
 
@@ -85,11 +98,16 @@ def check_same_on_all_ranks(communicator, lines, device, remedy):
     text = "\n".join(lines).encode()
     if len(set(gather_bytes(communicator, hashlib.sha256(text).digest(), device))) == 1:
         return
-    lengths = [struct.unpack("<q", row)[0] for row in gather_bytes(communicator, struct.pack("<q", len(text)), device)]
+    lengths = [
+        struct.unpack("<q", row)[0]
+        for row in gather_bytes(communicator, struct.pack("<q", len(text)), device)
+    ]
     padded = gather_bytes(communicator, text.ljust(max(lengths), b"\0"), device)
     texts = [row[:length].decode().split("\n") for row, length in zip(padded, lengths)]
     for rank, other in enumerate(texts):
         for i in range(max(len(texts[0]), len(other))):
             ours, theirs = (t[i] if i < len(t) else "nothing more" for t in (texts[0], other))
             if ours != theirs:
-                raise RuntimeError(f"the ranks differ: rank 0 has {ours}; rank {rank} has {theirs}. {remedy}")
+                raise RuntimeError(
+                    f"the ranks differ: rank 0 has {ours}; rank {rank} has {theirs}. {remedy}"
+                )

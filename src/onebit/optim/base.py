@@ -5,10 +5,10 @@ from contextlib import nullcontext
 
 import torch
 
-from ..comm import default_communicator
-from ..comm.background import Background, Inline
-from .agreement import check_same_on_all_ranks, clip_factor, describe_parameters
-from .options import (
+from onebit.comm import default_communicator
+from onebit.comm.background import Background, Inline
+from onebit.optim.agreement import check_same_on_all_ranks, clip_factor, describe_parameters
+from onebit.optim.options import (
     check_communicator,
     check_dense,
     check_flag,
@@ -19,9 +19,9 @@ from .options import (
     option_names,
     reject_unknown,
 )
-from .overlap import STUCK, Overlap
-from .state import FlatOptimizer
-from .traffic import Communication, Meter
+from onebit.optim.overlap import STUCK, Overlap
+from onebit.optim.state import FlatOptimizer
+from onebit.optim.traffic import Communication, Meter
 
 MAX_CONSECUTIVE_SKIPS = 100
 DEFAULT_BUCKET_CAP = 25 * 2**20  # bytes; as DistributedDataParallel's
@@ -43,9 +43,22 @@ class DistributedOptimizer(FlatOptimizer):
         communicator: see `onebit.comm`; None: torch.distributed's default group, or a single worker.
     """
 
-    _step_supports_amp_scaling = True  # so that torch's GradScaler calls step() even on a rank that found an inf
+    _step_supports_amp_scaling = (
+        True  # so that torch's GradScaler calls step() even on a rank that found an inf
+    )
 
-    def __init__(self, params, options, *, max_grad_norm, check_finite, bucket_cap_mb, overlap, communicator, unknown):
+    def __init__(
+        self,
+        params,
+        options,
+        *,
+        max_grad_norm,
+        check_finite,
+        bucket_cap_mb,
+        overlap,
+        communicator,
+        unknown,
+    ):
         reject_unknown(unknown, option_names(type(self).__init__), type(self).__name__)
         check_flag("check_finite", check_finite)
         check_flag("overlap", overlap)
@@ -53,8 +66,10 @@ class DistributedOptimizer(FlatOptimizer):
             if value is not None:
                 check_number(name, value, 0, strict=True)
         if overlap and max_grad_norm is not None:
-            raise ValueError("max_grad_norm cannot be had with overlap=True: a bucket leaves before the norm of all gradients is known. Set "
-                             "max_grad_norm=None, or overlap=False")
+            raise ValueError(
+                "max_grad_norm cannot be had with overlap=True: a bucket leaves before the norm of all gradients is known. Set "
+                "max_grad_norm=None, or overlap=False"
+            )
         self._communicator_is_given = communicator is not None
         communicator = communicator if self._communicator_is_given else default_communicator()
         check_communicator(communicator)
@@ -70,11 +85,15 @@ class DistributedOptimizer(FlatOptimizer):
         self._meter = Meter(communicator)
         cap = bucket_cap_mb * 2**20 if bucket_cap_mb else DEFAULT_BUCKET_CAP if overlap else None
         super().__init__(params, options, communicator, cap)
-        self._uncompiled_step = torch.compiler.disable(type(self)._step_with_all_ranks)  # what communicates cannot be compiled
+        self._uncompiled_step = torch.compiler.disable(
+            type(self)._step_with_all_ranks
+        )  # what communicates cannot be compiled
 
     def _build(self, moments):
         super()._build(moments)
-        self._runner = Background(self._parts[0].device) if self.overlap or len(self._parts) > 1 else Inline()
+        self._runner = (
+            Background(self._parts[0].device) if self.overlap or len(self._parts) > 1 else Inline()
+        )
         if self._hooks:
             self._hooks.remove()
         self._hooks = Overlap(self) if self.overlap else None
@@ -129,17 +148,26 @@ class DistributedOptimizer(FlatOptimizer):
 
     def _exchanges(self, factor=1.0):
         """A future for each part's average; with overlap most of them have begun during backward."""
-        return self._hooks.exchanges() if self._hooks else [self._start_exchange(part, factor) for part in self._parts]
+        return (
+            self._hooks.exchanges()
+            if self._hooks
+            else [self._start_exchange(part, factor) for part in self._parts]
+        )
 
     def _may_start_early(self):
         """Whether an exchange may begin before step() has looked at everything: not before the ranks have been compared."""
-        return self._ranks_checked and [group["compress"] for group in self.param_groups] == self._compress_flags
+        return (
+            self._ranks_checked
+            and [group["compress"] for group in self.param_groups] == self._compress_flags
+        )
 
     def _start_early(self, part):
         """Start to average a part's gradients before step(): (future, what `_measure` finds)."""
         self._meter.open()
         with torch.no_grad():
-            return self._start_exchange(part), self._measure(part) if self._holds_errors and self._needs_norm else None
+            return self._start_exchange(part), self._measure(
+                part
+            ) if self._holds_errors and self._needs_norm else None
 
     def no_sync(self):
         """A context in which backward only accumulates gradients. Needed with overlap=True, for all but the last backward before a step."""
@@ -147,11 +175,15 @@ class DistributedOptimizer(FlatOptimizer):
 
     def _must_be_idle(self, what):
         if self._hooks and self._hooks.is_under_way:
-            raise RuntimeError(f"{what} between backward and step(), while gradients are being averaged: do it after step(). {STUCK}")
+            raise RuntimeError(
+                f"{what} between backward and step(), while gradients are being averaged: do it after step(). {STUCK}"
+            )
 
     def _measure(self, part, gradients=None):
         """Of a part's gradients: (squared norm, elements that are not zero where masked), float64 [2]."""
-        return part.kernels.measure(part.partition, part.gradients() if gradients is None else gradients)
+        return part.kernels.measure(
+            part.partition, part.gradients() if gradients is None else gradients
+        )
 
     def _factor(self, norm_squared, unscaling=1.0):
         """The clipping factor for gradients of this squared norm, times `unscaling`; None: skip the step."""
@@ -176,17 +208,27 @@ class DistributedOptimizer(FlatOptimizer):
         """
         if not self._is_scaled:
             return 1.0
-        return math.nan if float(self.found_inf) else 1.0 if self.grad_scale is None else 1 / float(self.grad_scale)
+        return (
+            math.nan
+            if float(self.found_inf)
+            else 1.0
+            if self.grad_scale is None
+            else 1 / float(self.grad_scale)
+        )
 
     def _wire_dtype(self, part):
         """What a part's gradients travel in when they are averaged exactly. float16 cannot hold what a GradScaler's scale was for."""
-        return part.dtype if self._is_scaled and part.wire_dtype == torch.float16 else part.wire_dtype
+        return (
+            part.dtype if self._is_scaled and part.wire_dtype == torch.float16 else part.wire_dtype
+        )
 
     def _count_skips(self):
         self._skips = self._skips + 1 if self.last_step_skipped else 0
         if self._skips >= MAX_CONSECUTIVE_SKIPS:
-            raise RuntimeError(f"{self._skips} steps in a row were skipped because a gradient was not finite: lower the learning rate, the loss "
-                               "scale or max_grad_norm, or freeze the variance later")
+            raise RuntimeError(
+                f"{self._skips} steps in a row were skipped because a gradient was not finite: lower the learning rate, the loss "
+                "scale or max_grad_norm, or freeze the variance later"
+            )
 
     # ---- what the ranks must have in common
 
@@ -197,9 +239,14 @@ class DistributedOptimizer(FlatOptimizer):
     def _check_ranks(self):
         """At the first step the ranks compare their layout, options and checksums; at the others each looks at its own gradients."""
         if not self._ranks_checked:
-            if not self._communicator_is_given and default_communicator().size != self.communicator.size:
-                raise RuntimeError("torch.distributed was initialised after the optimizer was made, which therefore works alone: make the optimizer "
-                                   "after init_process_group, or pass communicator=onebit.comm.Single() to train separate models on purpose")
+            if (
+                not self._communicator_is_given
+                and default_communicator().size != self.communicator.size
+            ):
+                raise RuntimeError(
+                    "torch.distributed was initialised after the optimizer was made, which therefore works alone: make the optimizer "
+                    "after init_process_group, or pass communicator=onebit.comm.Single() to train separate models on purpose"
+                )
             for part in self._parts:
                 check_not_moved(part.params, part.device, part.dtypes)
             self._compare_ranks()
@@ -208,9 +255,17 @@ class DistributedOptimizer(FlatOptimizer):
 
     def _compare_ranks(self):
         """Raise RuntimeError on all ranks, naming the first difference, unless parameters, moments and options are the same on all."""
-        shared = {p: tensors for part in self._parts for p, tensors in zip(part.params, self._shared(part))}
+        shared = {
+            p: tensors
+            for part in self._parts
+            for p, tensors in zip(part.params, self._shared(part))
+        }
         check_same_on_all_ranks(
-            self.communicator, [self._describe(), *describe_parameters(self.param_groups, self._group_options, self._names(), shared)],
+            self.communicator,
+            [
+                self._describe(),
+                *describe_parameters(self.param_groups, self._group_options, self._names(), shared),
+            ],
             self._parts[0].device,
             "Build the same model and optimizer on every rank, call onebit.broadcast_parameters(model) before the first step, and change options "
             "and load state on all ranks alike",
@@ -218,18 +273,26 @@ class DistributedOptimizer(FlatOptimizer):
 
     def _shared(self, part):
         """For each parameter of a part, what must be the same on all ranks."""
-        return [{"parameter": p} | entries for p, entries in zip(part.params, part.everything(errors=False))]
+        return [
+            {"parameter": p} | entries
+            for p, entries in zip(part.params, part.everything(errors=False))
+        ]
 
     def _describe(self):
-        return (f"{type(self).__name__} after {self.steps} steps, max_grad_norm={self.max_grad_norm}, check_finite={self.check_finite}, "
-                f"overlap={self.overlap}, bucket_cap={self._bucket_cap}, {'with' if self._is_scaled else 'without'} a GradScaler")
+        return (
+            f"{type(self).__name__} after {self.steps} steps, max_grad_norm={self.max_grad_norm}, check_finite={self.check_finite}, "
+            f"overlap={self.overlap}, bucket_cap={self._bucket_cap}, {'with' if self._is_scaled else 'without'} a GradScaler"
+        )
 
     # ---- traffic
 
     def _exact_bytes(self):
         """What a rank would send in one exact all_reduce of all gradients in their own dtype."""
         ranks = self.communicator.size
-        return sum(2 * (ranks - 1) * sum(part.layout.numels) * part.wire_dtype.itemsize // ranks for part in self._parts)
+        return sum(
+            2 * (ranks - 1) * sum(part.layout.numels) * part.wire_dtype.itemsize // ranks
+            for part in self._parts
+        )
 
     @property
     def communication(self):

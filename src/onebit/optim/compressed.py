@@ -1,4 +1,4 @@
-from .options import describe_compressor
+from onebit.optim.options import describe_compressor
 
 
 class CompressedSteps:

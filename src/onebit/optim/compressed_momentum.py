@@ -1,9 +1,9 @@
-from ..compression import Sign
-from ..kernels.torch_ops import apply_moves
-from .adam import DistributedAdam
-from .compressed import CompressedSteps
-from .options import check_compressor
-from .steps import scaled
+from onebit.compression import Sign
+from onebit.kernels.torch_ops import apply_moves
+from onebit.optim.adam import DistributedAdam
+from onebit.optim.compressed import CompressedSteps
+from onebit.optim.options import check_compressor
+from onebit.optim.steps import scaled
 
 
 class CompressedMomentumAdam(CompressedSteps, DistributedAdam):
@@ -26,7 +26,9 @@ class CompressedMomentumAdam(CompressedSteps, DistributedAdam):
         if not part.allreduce:
             return super()._start_exchange(part, factor)
         payload = part.allreduce.compress(self._terms(part, factor))
-        return self._runner.submit(self._exchange, part, payload, *self._outgoing(part, self._local_variance(part, factor)))
+        return self._runner.submit(
+            self._exchange, part, payload, *self._outgoing(part, self._local_variance(part, factor))
+        )
 
     def _local_variance(self, part, factor):
         """v_i = beta2 v + (1 - beta2) (factor g_i)^2, a new vector."""

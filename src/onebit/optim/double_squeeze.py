@@ -1,9 +1,9 @@
-from ..compression import Sign
-from ..kernels.torch_ops import Terms
-from .compressed import CompressedSteps
-from .options import check_compressor
-from .sgd import descend, with_weight_decay
-from .steps import SteppingOptimizer, scaled
+from onebit.compression import Sign
+from onebit.kernels.torch_ops import Terms
+from onebit.optim.compressed import CompressedSteps
+from onebit.optim.options import check_compressor
+from onebit.optim.sgd import descend, with_weight_decay
+from onebit.optim.steps import SteppingOptimizer, scaled
 
 
 class DoubleSqueeze(CompressedSteps, SteppingOptimizer):
@@ -29,11 +29,31 @@ class DoubleSqueeze(CompressedSteps, SteppingOptimizer):
     vectors = {}
     sent_options = ("weight_decay",)
 
-    def __init__(self, params, lr=1e-3, weight_decay=0.0, *, max_grad_norm=None, check_finite=True, compressor=None, bucket_cap_mb=None,
-                 overlap=False, communicator=None, **unknown):
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        weight_decay=0.0,
+        *,
+        max_grad_norm=None,
+        check_finite=True,
+        compressor=None,
+        bucket_cap_mb=None,
+        overlap=False,
+        communicator=None,
+        **unknown,
+    ):
         self.compressor = check_compressor(compressor or Sign)
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, max_grad_norm=max_grad_norm, check_finite=check_finite,
-                         bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator, unknown=unknown)
+        super().__init__(
+            params,
+            {"lr": lr, "weight_decay": weight_decay},
+            max_grad_norm=max_grad_norm,
+            check_finite=check_finite,
+            bucket_cap_mb=bucket_cap_mb,
+            overlap=overlap,
+            communicator=communicator,
+            unknown=unknown,
+        )
 
     def _terms(self, part, factor):
         z = with_weight_decay(part, scaled(part.flat_gradient(), factor))

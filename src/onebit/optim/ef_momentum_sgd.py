@@ -1,9 +1,9 @@
-from ..compression import Sign
-from ..kernels.torch_ops import Terms
-from .compressed import CompressedSteps
-from .options import check_compressor
-from .sgd import DistributedSGD, descend, next_momentum
-from .steps import scaled
+from onebit.compression import Sign
+from onebit.kernels.torch_ops import Terms
+from onebit.optim.compressed import CompressedSteps
+from onebit.optim.options import check_compressor
+from onebit.optim.sgd import DistributedSGD, descend, next_momentum
+from onebit.optim.steps import scaled
 
 
 class EFMomentumSGD(CompressedSteps, DistributedSGD):
@@ -27,11 +27,36 @@ class EFMomentumSGD(CompressedSteps, DistributedSGD):
 
     sent_options = ("momentum", "dampening", "weight_decay")
 
-    def __init__(self, params, lr=1e-3, momentum=0.9, dampening=0.0, weight_decay=0.0, *, max_grad_norm=None, check_finite=True,
-                 compressor=None, bucket_cap_mb=None, overlap=False, communicator=None, **unknown):
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        momentum=0.9,
+        dampening=0.0,
+        weight_decay=0.0,
+        *,
+        max_grad_norm=None,
+        check_finite=True,
+        compressor=None,
+        bucket_cap_mb=None,
+        overlap=False,
+        communicator=None,
+        **unknown,
+    ):
         self.compressor = check_compressor(compressor or Sign)
-        super().__init__(params, lr, momentum, dampening, weight_decay, max_grad_norm=max_grad_norm, check_finite=check_finite,
-                         bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator, **unknown)
+        super().__init__(
+            params,
+            lr,
+            momentum,
+            dampening,
+            weight_decay,
+            max_grad_norm=max_grad_norm,
+            check_finite=check_finite,
+            bucket_cap_mb=bucket_cap_mb,
+            overlap=overlap,
+            communicator=communicator,
+            **unknown,
+        )
 
     def _terms(self, part, factor):
         z = next_momentum(part, scaled(part.flat_gradient(), factor))

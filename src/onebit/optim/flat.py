@@ -1,8 +1,8 @@
 import torch
 
-from .. import kernels
-from ..kernels.torch_ops import block_sums, group_sums
-from ..layout import Layout
+from onebit import kernels
+from onebit.kernels.torch_ops import block_sums, group_sums
+from onebit.layout import Layout
 
 
 def buckets(groups, cap):
@@ -139,8 +139,13 @@ class FlatState:
 
     def stored(self):
         """For each parameter what of its state is stored as it is: views into the vectors."""
-        return self._by_parameter({name: getattr(self, attribute) for attribute, name in self.vectors.items()
-                                   if attribute != "momentum" or self.packed is None})
+        return self._by_parameter(
+            {
+                name: getattr(self, attribute)
+                for attribute, name in self.vectors.items()
+                if attribute != "momentum" or self.packed is None
+            }
+        )
 
     def everything(self, errors):
         """For each parameter its whole state, what is not stored being computed; `errors`: with the compression errors.
@@ -167,5 +172,8 @@ class FlatState:
 
     def _by_parameter(self, vectors):
         views = {name: self.layout.views(vector) for name, vector in vectors.items()}
-        views |= {name: [number.view(()) for number in getattr(self, name).split(1)] for name in self.numbers}
+        views |= {
+            name: [number.view(()) for number in getattr(self, name).split(1)]
+            for name in self.numbers
+        }
         return [{name: views[name][i] for name in views} for i in range(len(self.params))]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from .options import check_whole
+from onebit.optim.options import check_whole
 
 
 @dataclass
@@ -53,7 +53,12 @@ class StepSets:
     local_step_clipper: int = 16
 
     def __post_init__(self):
-        for name in ("variance_freeze_step", "variance_update_scaler", "local_step_scaler", "local_step_clipper"):
+        for name in (
+            "variance_freeze_step",
+            "variance_update_scaler",
+            "local_step_scaler",
+            "local_step_clipper",
+        ):
             check_whole(name, getattr(self, name), 1)
         self.variance = Intervals(self.variance_update_scaler)
         self.syncs = Intervals(self.local_step_scaler, self.local_step_clipper)
@@ -93,14 +98,21 @@ class StepSets:
         self.variance = Intervals(self.variance_update_scaler, due=t + 1)
 
     def state_dict(self):
-        return {"variance": [self.variance.due, self.variance.count], "syncs": [self.syncs.due, self.syncs.count], "is_empty": self.is_empty,
-                "last_update": self.last_update, "variance_freeze_step": self.variance_freeze_step}
+        return {
+            "variance": [self.variance.due, self.variance.count],
+            "syncs": [self.syncs.due, self.syncs.count],
+            "is_empty": self.is_empty,
+            "last_update": self.last_update,
+            "variance_freeze_step": self.variance_freeze_step,
+        }
 
     def load_state_dict(self, state):
         self.variance.due, self.variance.count = state["variance"]
         self.syncs.due, self.syncs.count = state["syncs"]
         self.is_empty = state["is_empty"]
-        if state["variance_freeze_step"] == self.variance_freeze_step:  # else the user has changed it
+        if (
+            state["variance_freeze_step"] == self.variance_freeze_step
+        ):  # else the user has changed it
             self.last_update = state["last_update"]
 
 

@@ -1,16 +1,20 @@
 import torch
 
-from ..kernels.torch_ops import per_block, square_root
-from ..layout import ALIGNMENT
-from .adam import DistributedAdam
-from .options import check_bounds
+from onebit.kernels.torch_ops import per_block, square_root
+from onebit.layout import ALIGNMENT
+from onebit.optim.adam import DistributedAdam
+from onebit.optim.options import check_bounds
 
-PIECE = 2**12  # rows of ALIGNMENT elements; what is computed of so many stays in a core's second cache
+PIECE = (
+    2**12
+)  # rows of ALIGNMENT elements; what is computed of so many stays in a core's second cache
 
 
 def spread(part, values):
     """One float per tensor of a part -> T [size / ALIGNMENT, 1], a number for each row of ALIGNMENT elements; 1 for the tail."""
-    return per_block(torch.tensor([*values, 1.0], dtype=part.dtype, device=part.device), part.layout.lengths)
+    return per_block(
+        torch.tensor([*values, 1.0], dtype=part.dtype, device=part.device), part.layout.lengths
+    )
 
 
 def in_pieces(vectors, numbers):
@@ -42,19 +46,29 @@ class LayerwiseRates:
 
     def _exact_update(self, part, g):
         """One step of LAMB on the mean gradient g of one part, which is overwritten."""
-        self._adam(part, g, [None] * len(part.params))                # m and v; x stays
+        self._adam(part, g, [None] * len(part.params))  # m and v; x stays
         part.coefficient.copy_(torch.tensor(self._trust_ratios(part, g), dtype=torch.float64))
         self._adam(part, g.zero_(), part.trained(), betas=(1.0, 1.0))  # x; m and v stay
 
     def _trust_ratios(self, part, memory):
         """c of each tensor, from norms that are summed in one order on all ranks. x and u are laid out in `memory`, T [size]."""
         corrections = [self._corrections(part, group) for group in part.groups]
-        numbers = [spread(part, values) for values in ([c1 for c1, _ in corrections], [c2**-0.5 for _, c2 in corrections], self._epss(part),
-                                                       part.per_tensor(lambda group: group["weight_decay"]))]
+        numbers = [
+            spread(part, values)
+            for values in (
+                [c1 for c1, _ in corrections],
+                [c2**-0.5 for _, c2 in corrections],
+                self._epss(part),
+                part.per_tensor(lambda group: group["weight_decay"]),
+            )
+        ]
         x_norms = self._norms(part, part.flat(part.params, out=memory))
         for x, *rest in in_pieces([memory, part.momentum, part.variance], numbers):
             x.copy_(direction(x, *rest))
-        return [trust_ratio(*norms, self.coefficient_bounds) for norms in zip(x_norms, self._norms(part, memory))]
+        return [
+            trust_ratio(*norms, self.coefficient_bounds)
+            for norms in zip(x_norms, self._norms(part, memory))
+        ]
 
     def _norms(self, part, x):
         return square_root(part.tensor_sums(x, square=True)).tolist()[: len(part.params)]
@@ -66,9 +80,11 @@ class LayerwiseRates:
     def _numbers(self, part):
         """As Adam's, with lr c for lr: (1 - lr c weight_decay, lr c / c1, eps) for each parameter."""
         rates = [float(group["lr"]) * c for group, c in zip(part.groups, part.coefficient.tolist())]
-        return ([1 - rate * group["weight_decay"] for group, rate in zip(part.groups, rates)],
-                [rate / self._corrections(part, group)[0] for group, rate in zip(part.groups, rates)],
-                self._epss(part))
+        return (
+            [1 - rate * group["weight_decay"] for group, rate in zip(part.groups, rates)],
+            [rate / self._corrections(part, group)[0] for group, rate in zip(part.groups, rates)],
+            self._epss(part),
+        )
 
 
 class Lamb(LayerwiseRates, DistributedAdam):
@@ -86,9 +102,36 @@ class Lamb(LayerwiseRates, DistributedAdam):
         coefficient_bounds: (c_min, c_max); (1, 1) gives Adam.
     """
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, coefficient_bounds=(0.01, 0.3), bias_correction=True,
-                 max_grad_norm=None, check_finite=True, bucket_cap_mb=None, overlap=False, communicator=None, **unknown):
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.0,
+        *,
+        coefficient_bounds=(0.01, 0.3),
+        bias_correction=True,
+        max_grad_norm=None,
+        check_finite=True,
+        bucket_cap_mb=None,
+        overlap=False,
+        communicator=None,
+        **unknown,
+    ):
         check_bounds("coefficient_bounds", coefficient_bounds)
         self.coefficient_bounds = coefficient_bounds
-        super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
-                         check_finite=check_finite, bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator, **unknown)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            bias_correction=bias_correction,
+            max_grad_norm=max_grad_norm,
+            check_finite=check_finite,
+            bucket_cap_mb=bucket_cap_mb,
+            overlap=overlap,
+            communicator=communicator,
+            **unknown,
+        )

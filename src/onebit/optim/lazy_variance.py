@@ -1,9 +1,9 @@
 import torch
 
-from ..allreduce import ExactAllreduce
-from .compressed_momentum import CompressedMomentumAdam
-from .local import LocalSteps
-from .options import check_choice, check_whole, option_names, reject_unknown
+from onebit.allreduce import ExactAllreduce
+from onebit.optim.compressed_momentum import CompressedMomentumAdam
+from onebit.optim.local import LocalSteps
+from onebit.optim.options import check_choice, check_whole, option_names, reject_unknown
 
 
 class LazyVarianceAdam(LocalSteps, CompressedMomentumAdam):
@@ -28,17 +28,45 @@ class LazyVarianceAdam(LocalSteps, CompressedMomentumAdam):
         compressor: C, of the momentum; see `onebit.compression`. None: `Sign`; `Identity` sends it as it is.
     """
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, tau=3, steps_with="own", bias_correction=True,
-                 max_grad_norm=None, check_finite=True, compressor=None, bucket_cap_mb=None, overlap=False, communicator=None, **unknown):
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.0,
+        *,
+        tau=3,
+        steps_with="own",
+        bias_correction=True,
+        max_grad_norm=None,
+        check_finite=True,
+        compressor=None,
+        bucket_cap_mb=None,
+        overlap=False,
+        communicator=None,
+        **unknown,
+    ):
         reject_unknown(unknown, option_names(type(self).__init__), type(self).__name__)
         check_whole("tau, the number of steps from average to average,", tau, 1)
         check_choice("steps_with", steps_with, ("own", "average"))
         self.tau, self.steps_with = tau, steps_with
         if steps_with == "average":
             self.more_vectors = {"average": "average_exp_avg_sq"}  # the last average, corrected
-        super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
-                         check_finite=check_finite, compressor=compressor, bucket_cap_mb=bucket_cap_mb, overlap=overlap,
-                         communicator=communicator)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            bias_correction=bias_correction,
+            max_grad_norm=max_grad_norm,
+            check_finite=check_finite,
+            compressor=compressor,
+            bucket_cap_mb=bucket_cap_mb,
+            overlap=overlap,
+            communicator=communicator,
+        )
 
     def _describe(self):
         return f"{super()._describe()}, tau={self.tau}, steps_with={self.steps_with}, averaged={self._is_synced}"
@@ -66,12 +94,16 @@ class LazyVarianceAdam(LocalSteps, CompressedMomentumAdam):
     def _exchange(self, part, payload, variance, average, parameters):
         gathered = part.allreduce.exchange(payload)
         exact = ExactAllreduce(self.communicator)
-        average, parameters = (None if x is None else exact.allreduce(x) for x in (average, parameters))
+        average, parameters = (
+            None if x is None else exact.allreduce(x) for x in (average, parameters)
+        )
         return gathered, variance, average, parameters
 
     def _compressed_update(self, part, outcome):
         gathered, variance, average, parameters = outcome
-        part.variance.copy_(average if average is not None and self._is_due(self.steps) else variance)
+        part.variance.copy_(
+            average if average is not None and self._is_due(self.steps) else variance
+        )
         if parameters is not None:
             self._take_parameters(part, parameters)
         if self.steps_with == "own":
@@ -86,8 +118,17 @@ class LazyVarianceAdam(LocalSteps, CompressedMomentumAdam):
 
     def _common(self, part):
         """Between averages the variance is each rank's own, and with steps_with="own" the parameters are."""
-        own = () if not part.compress else ("exp_avg_sq", "parameter") if self.steps_with == "own" else ("exp_avg_sq",)
-        return [{name: value for name, value in entries.items() if name not in own} for entries in super(LocalSteps, self)._shared(part)]
+        own = (
+            ()
+            if not part.compress
+            else ("exp_avg_sq", "parameter")
+            if self.steps_with == "own"
+            else ("exp_avg_sq",)
+        )
+        return [
+            {name: value for name, value in entries.items() if name not in own}
+            for entries in super(LocalSteps, self)._shared(part)
+        ]
 
     def _sync(self):
         """An average out of turn; the last average that steps_with="average" divides by stays the last one that was due."""

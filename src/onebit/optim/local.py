@@ -1,7 +1,7 @@
 import torch
 
-from ..allreduce import ExactAllreduce
-from .steps import scaled
+from onebit.allreduce import ExactAllreduce
+from onebit.optim.steps import scaled
 
 
 class LocalSteps:
@@ -54,7 +54,12 @@ class LocalSteps:
         if not self._needs_norm:
             return 1.0
         unscaling = self._unscaling()
-        return self._factor(unscaling**2 * sum(float(self._measure(part)[0]) for part in self._parts), unscaling) or 0.0
+        return (
+            self._factor(
+                unscaling**2 * sum(float(self._measure(part)[0]) for part in self._parts), unscaling
+            )
+            or 0.0
+        )
 
     def _own_gradient(self, part, factor):
         """This rank's gradients times `factor`, flat; a factor of 0 makes zeros of whatever they are."""
@@ -62,7 +67,9 @@ class LocalSteps:
 
     def _exact_mean(self, part, x):
         """The mean of x over the ranks, in its place."""
-        return self._runner.submit(ExactAllreduce(self.communicator, self._wire_dtype(part)).allreduce, x).result()
+        return self._runner.submit(
+            ExactAllreduce(self.communicator, self._wire_dtype(part)).allreduce, x
+        ).result()
 
     @torch.no_grad()
     def synchronize(self):
@@ -73,8 +80,10 @@ class LocalSteps:
 
     def _relayout(self, moments):
         if not self._is_synced:
-            raise ValueError("compress was changed between two syncs, while the ranks' models differ: set it back, call synchronize() on all ranks, "
-                             "then change it")
+            raise ValueError(
+                "compress was changed between two syncs, while the ranks' models differ: set it back, call synchronize() on all ranks, "
+                "then change it"
+            )
         super()._relayout(moments)
 
     def _shared(self, part):
@@ -85,14 +94,22 @@ class LocalSteps:
         return [{} for _ in part.params] if part.compress else super()._shared(part)
 
     def _facts(self):
-        return super()._facts() | {"is_synced": self._is_synced, "moved": [i for i, p in enumerate(self._params()) if p in self._moved]}
+        return super()._facts() | {
+            "is_synced": self._is_synced,
+            "moved": [i for i, p in enumerate(self._params()) if p in self._moved],
+        }
 
     def _check_kind(self, facts):
         super()._check_kind(facts)
-        if not facts.get("is_synced", True) and (facts["rank"], facts["size"]) != (self.communicator.rank, self.communicator.size):
-            raise ValueError(f"this checkpoint was saved between two syncs, when rank {facts['rank']} of {facts['size']} had a model of its own, and "
-                             f"this is rank {self.communicator.rank} of {self.communicator.size}: call optimizer.synchronize() before saving, or "
-                             "let each rank load its own file")
+        if not facts.get("is_synced", True) and (facts["rank"], facts["size"]) != (
+            self.communicator.rank,
+            self.communicator.size,
+        ):
+            raise ValueError(
+                f"this checkpoint was saved between two syncs, when rank {facts['rank']} of {facts['size']} had a model of its own, and "
+                f"this is rank {self.communicator.rank} of {self.communicator.size}: call optimizer.synchronize() before saving, or "
+                "let each rank load its own file"
+            )
 
     def _take_facts(self, facts):
         super()._take_facts(facts)

@@ -1,7 +1,7 @@
-from ..allreduce import ExactAllreduce
-from .local import LocalSteps
-from .options import check_whole, option_names, reject_unknown
-from .sgd import DistributedSGD
+from onebit.allreduce import ExactAllreduce
+from onebit.optim.local import LocalSteps
+from onebit.optim.options import check_whole, option_names, reject_unknown
+from onebit.optim.sgd import DistributedSGD
 
 
 class LocalSGD(LocalSteps, DistributedSGD):
@@ -24,13 +24,33 @@ class LocalSGD(LocalSteps, DistributedSGD):
     A group with compress=False is trained by `DistributedSGD` at every step.
     """
 
-    def __init__(self, params, lr=1e-3, momentum=0.0, dampening=0.0, weight_decay=0.0, *, tau=4, max_grad_norm=None, check_finite=True,
-                 communicator=None, **unknown):
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        momentum=0.0,
+        dampening=0.0,
+        weight_decay=0.0,
+        *,
+        tau=4,
+        max_grad_norm=None,
+        check_finite=True,
+        communicator=None,
+        **unknown,
+    ):
         reject_unknown(unknown, option_names(LocalSGD.__init__), type(self).__name__)
         check_whole("tau", tau, 1)
         self.tau = tau
-        super().__init__(params, lr, momentum, dampening, weight_decay, max_grad_norm=max_grad_norm, check_finite=check_finite,
-                         communicator=communicator)
+        super().__init__(
+            params,
+            lr,
+            momentum,
+            dampening,
+            weight_decay,
+            max_grad_norm=max_grad_norm,
+            check_finite=check_finite,
+            communicator=communicator,
+        )
 
     def _describe(self):
         return f"{super()._describe()}, tau={self.tau}"

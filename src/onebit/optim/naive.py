@@ -1,8 +1,8 @@
-from ..compression import Sign
-from ..kernels.torch_ops import Terms
-from .adam import DistributedAdam
-from .compressed import CompressedSteps
-from .options import check_compressor
+from onebit.compression import Sign
+from onebit.kernels.torch_ops import Terms
+from onebit.optim.adam import DistributedAdam
+from onebit.optim.compressed import CompressedSteps
+from onebit.optim.options import check_compressor
 
 
 class NaiveOneBitAdam(CompressedSteps, DistributedAdam):
@@ -17,11 +17,38 @@ class NaiveOneBitAdam(CompressedSteps, DistributedAdam):
         compressor: see `onebit.compression`; None: `Sign`.
     """
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, bias_correction=True, max_grad_norm=None,
-                 check_finite=True, compressor=None, bucket_cap_mb=None, overlap=False, communicator=None, **unknown):
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.0,
+        *,
+        bias_correction=True,
+        max_grad_norm=None,
+        check_finite=True,
+        compressor=None,
+        bucket_cap_mb=None,
+        overlap=False,
+        communicator=None,
+        **unknown,
+    ):
         self.compressor = check_compressor(compressor or Sign)
-        super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
-                         check_finite=check_finite, bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator, **unknown)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            bias_correction=bias_correction,
+            max_grad_norm=max_grad_norm,
+            check_finite=check_finite,
+            bucket_cap_mb=bucket_cap_mb,
+            overlap=overlap,
+            communicator=communicator,
+            **unknown,
+        )
 
     def _terms(self, part, factor):
         return Terms(part.gradients(), [factor] * len(part.params))

@@ -2,11 +2,17 @@ import copy
 
 import torch
 
-from ..compression import Sign
-from .adam import DistributedAdam
-from .options import check_compressor, check_number, describe_compressor, option_names, reject_unknown
-from .small_variance import large_steps, raise_to_floor, small_variance
-from .warmup import FixedSteps, Policy
+from onebit.compression import Sign
+from onebit.optim.adam import DistributedAdam
+from onebit.optim.options import (
+    check_compressor,
+    check_number,
+    describe_compressor,
+    option_names,
+    reject_unknown,
+)
+from onebit.optim.small_variance import large_steps, raise_to_floor, small_variance
+from onebit.optim.warmup import FixedSteps, Policy
 
 
 class OneBitAdam(DistributedAdam):
@@ -39,24 +45,57 @@ class OneBitAdam(DistributedAdam):
 
     has_errors = True
     takes_frozen_variance = True
-    late_remedy = "Call restart_warmup(steps), put them in a group with compress=False, or set variance_floor"
+    late_remedy = (
+        "Call restart_warmup(steps), put them in a group with compress=False, or set variance_floor"
+    )
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, warmup=None, bias_correction=True,
-                 max_grad_norm=None, check_finite=True, variance_floor=0.0, compressor=None, bucket_cap_mb=None, overlap=False,
-                 communicator=None, **unknown):
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.0,
+        *,
+        warmup=None,
+        bias_correction=True,
+        max_grad_norm=None,
+        check_finite=True,
+        variance_floor=0.0,
+        compressor=None,
+        bucket_cap_mb=None,
+        overlap=False,
+        communicator=None,
+        **unknown,
+    ):
         reject_unknown(unknown, option_names(OneBitAdam.__init__), type(self).__name__)
         if warmup is None:
-            raise TypeError(f"{type(self).__name__} needs warmup=, the number of steps before the variance is frozen: 15 to 25 % of all steps is "
-                            "the papers' rule of thumb, onebit.VarianceRatio(min_steps=...) chooses it")
+            raise TypeError(
+                f"{type(self).__name__} needs warmup=, the number of steps before the variance is frozen: 15 to 25 % of all steps is "
+                "the papers' rule of thumb, onebit.VarianceRatio(min_steps=...) chooses it"
+            )
         check_number("variance_floor, a fraction of a tensor's mean variance,", variance_floor, 0)
-        self._policy = warmup if isinstance(warmup, Policy) else FixedSteps(warmup)  # the user's; `self.warmup` is the one in force
+        self._policy = (
+            warmup if isinstance(warmup, Policy) else FixedSteps(warmup)
+        )  # the user's; `self.warmup` is the one in force
         self.variance_floor = variance_floor
         self.compressor = check_compressor(compressor or Sign)
         self._variance_steps = 0  # how often the variance was updated
         self._variance_is_corrected = False
         self._restart_end = None
-        super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
-                         check_finite=check_finite, bucket_cap_mb=bucket_cap_mb, overlap=overlap, communicator=communicator)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            bias_correction=bias_correction,
+            max_grad_norm=max_grad_norm,
+            check_finite=check_finite,
+            bucket_cap_mb=bucket_cap_mb,
+            overlap=overlap,
+            communicator=communicator,
+        )
         self._begin_warmup(self._policy)
 
     @property
@@ -68,8 +107,10 @@ class OneBitAdam(DistributedAdam):
         self.warmup.bind(max(group["betas"][1] for group in self.param_groups))
 
     def _describe(self):
-        return (f"{super()._describe()}, {self.phase}, warmup={self.warmup!r}, variance_floor={self.variance_floor}, "
-                f"compressor={describe_compressor(self.compressor)}")
+        return (
+            f"{super()._describe()}, {self.phase}, warmup={self.warmup!r}, variance_floor={self.variance_floor}, "
+            f"compressor={describe_compressor(self.compressor)}"
+        )
 
     def _take_step(self):
         return self._compressed_step() if self._holds_errors else self._warmup_step()
@@ -86,7 +127,9 @@ class OneBitAdam(DistributedAdam):
         part.pack_momentum(gathered)
         if not was_packed:
             self._show_state(part)
-        part.allreduce.compressor.adam_update(part.trained(), part.variance, gathered, *self._numbers(part))
+        part.allreduce.compressor.adam_update(
+            part.trained(), part.variance, gathered, *self._numbers(part)
+        )
 
     def _count_step(self):
         super()._count_step()
@@ -95,7 +138,11 @@ class OneBitAdam(DistributedAdam):
     def _variance_correction(self, part, group):
         if not part.compress:
             return super()._variance_correction(part, group)
-        return 1.0 if self._variance_is_corrected or not self._variance_steps else 1 - group["betas"][1] ** self._variance_steps
+        return (
+            1.0
+            if self._variance_is_corrected or not self._variance_steps
+            else 1 - group["betas"][1] ** self._variance_steps
+        )
 
     # ---- between the phases
 
@@ -109,7 +156,9 @@ class OneBitAdam(DistributedAdam):
     def _freeze(self):
         """Line 2: v_{T_w}. Everything here is computed from state that all ranks share, and the ranks make sure that it is the same."""
         if not all(torch.isfinite(part.variance).all() for part in self._compressed):
-            raise RuntimeError("the variance has overflowed: a gradient was too large to be squared. Set max_grad_norm, or lower the learning rate")
+            raise RuntimeError(
+                "the variance has overflowed: a gradient was too large to be squared. Set max_grad_norm, or lower the learning rate"
+            )
         self._compare_ranks()
         self._warn_if_unsettled()
         for part in self._compressed:
@@ -154,15 +203,22 @@ class OneBitAdam(DistributedAdam):
     def _warn_if_unsettled(self):
         policy = self.warmup
         if policy.ratio is None:
-            self._warn(f"the variance is frozen after {self.steps} steps and is not known to have settled: the warm-up was no longer than the "
-                       f"variance's memory, 1 / (1 - beta2) = {policy.window} steps. Training may be slow or unstable; a longer warmup is safer")
+            self._warn(
+                f"the variance is frozen after {self.steps} steps and is not known to have settled: the warm-up was no longer than the "
+                f"variance's memory, 1 / (1 - beta2) = {policy.window} steps. Training may be slow or unstable; a longer warmup is safer"
+            )
         elif not policy.is_settled():
-            self._warn(f"the variance is frozen after {self.steps} steps while it still changes: ||v_t||_1 / ||v_(t-{policy.window})||_1 = "
-                       f"{policy.ratio:.3f}, outside [{policy.threshold}, {1 / policy.threshold:.3f}]. A longer warmup, or "
-                       "onebit.VarianceRatio, is safer")
+            self._warn(
+                f"the variance is frozen after {self.steps} steps while it still changes: ||v_t||_1 / ||v_(t-{policy.window})||_1 = "
+                f"{policy.ratio:.3f}, outside [{policy.threshold}, {1 / policy.threshold:.3f}]. A longer warmup, or "
+                "onebit.VarianceRatio, is safer"
+            )
 
     def _warn_of_small_variance(self):
-        large = sum(large_steps(part, max(group["eps"] for group in self.param_groups)) for part in self._compressed)
+        large = sum(
+            large_steps(part, max(group["eps"] for group in self.param_groups))
+            for part in self._compressed
+        )
         if large:
             self._warn(small_variance(large))
 
@@ -170,15 +226,24 @@ class OneBitAdam(DistributedAdam):
 
     def _relayout(self, moments):
         """A variance that is corrected once and for all and one that is corrected at each step are different numbers: convert."""
-        factors = {p: self._variance_correction(part, group) for part in self._parts for group, p in zip(part.groups, part.params)}
+        factors = {
+            p: self._variance_correction(part, group)
+            for part in self._parts
+            for group, p in zip(part.groups, part.params)
+        }
         super()._relayout(moments)
         for part in self._parts if self.bias_correction else ():
             for group, p, v in zip(part.groups, part.params, part.layout.views(part.variance)):
                 v *= self._variance_correction(part, group) / factors[p]
 
     def _facts(self):
-        return super()._facts() | {"variance_steps": self._variance_steps, "variance_is_corrected": self._variance_is_corrected,
-                                   "policy": repr(self._policy), "restart_end": self._restart_end, "warmup": self.warmup.state_dict()}
+        return super()._facts() | {
+            "variance_steps": self._variance_steps,
+            "variance_is_corrected": self._variance_is_corrected,
+            "policy": repr(self._policy),
+            "restart_end": self._restart_end,
+            "warmup": self.warmup.state_dict(),
+        }
 
     def _take_facts(self, facts):
         """A restart and what a policy chose are taken over only if the user's policy is still the one that they were saved under."""
@@ -187,7 +252,9 @@ class OneBitAdam(DistributedAdam):
         self._variance_is_corrected = facts.get("variance_is_corrected", False)
         same_policy = facts.get("policy") == repr(self._policy)
         self._restart_end = facts["restart_end"] if same_policy else None
-        self._begin_warmup(self._policy if self._restart_end is None else FixedSteps(self._restart_end))
+        self._begin_warmup(
+            self._policy if self._restart_end is None else FixedSteps(self._restart_end)
+        )
         if same_policy:
             self.warmup.load_state_dict(facts["warmup"])
         if facts.get("holds_errors"):

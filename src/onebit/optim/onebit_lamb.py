@@ -1,11 +1,18 @@
 import torch
 
-from ..allreduce import CompressedAllreduce
-from ..kernels.torch_ops import Terms, block_sums, root_mean_squares, square_root
-from ..layout import ALIGNMENT, Layout
-from .lamb import LayerwiseRates, in_pieces, spread
-from .onebit_adam import OneBitAdam
-from .options import check_bounds, check_choice, check_fraction, check_number, option_names, reject_unknown
+from onebit.allreduce import CompressedAllreduce
+from onebit.kernels.torch_ops import Terms, block_sums, root_mean_squares, square_root
+from onebit.layout import ALIGNMENT, Layout
+from onebit.optim.lamb import LayerwiseRates, in_pieces, spread
+from onebit.optim.onebit_adam import OneBitAdam
+from onebit.optim.options import (
+    check_bounds,
+    check_choice,
+    check_fraction,
+    check_number,
+    option_names,
+    reject_unknown,
+)
 
 
 def scaling_coefficients(own):
@@ -56,10 +63,31 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
     more_vectors = {"fresh_variance": "exp_avg_sq_fresh"}
     numbers = LayerwiseRates.numbers | {"coefficient_average": 0.0, "ratio": 1.0, "scaling": 1.0}
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, warmup=None, coefficient_bounds=(0.01, 0.3),
-                 coefficient_beta=0.9, ratio_bounds=(0.5, 4.0), ratio_threshold=0.1, ratio_of="variance", scale="tensor", bias_correction=True,
-                 max_grad_norm=None, check_finite=True, variance_floor=0.0, compressor=None, bucket_cap_mb=None, overlap=False,
-                 communicator=None, **unknown):
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.0,
+        *,
+        warmup=None,
+        coefficient_bounds=(0.01, 0.3),
+        coefficient_beta=0.9,
+        ratio_bounds=(0.5, 4.0),
+        ratio_threshold=0.1,
+        ratio_of="variance",
+        scale="tensor",
+        bias_correction=True,
+        max_grad_norm=None,
+        check_finite=True,
+        variance_floor=0.0,
+        compressor=None,
+        bucket_cap_mb=None,
+        overlap=False,
+        communicator=None,
+        **unknown,
+    ):
         reject_unknown(unknown, option_names(OneBitLamb.__init__), type(self).__name__)
         check_bounds("coefficient_bounds", coefficient_bounds)
         check_fraction("coefficient_beta", coefficient_beta)
@@ -74,13 +102,28 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
         self.ratio_of = ratio_of
         self.scale = scale
         self._averaged_steps = 0  # how many coefficients are in the average
-        super().__init__(params, lr, betas, eps, weight_decay, warmup=warmup, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
-                         check_finite=check_finite, variance_floor=variance_floor, compressor=compressor, bucket_cap_mb=bucket_cap_mb,
-                         overlap=overlap, communicator=communicator)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            warmup=warmup,
+            bias_correction=bias_correction,
+            max_grad_norm=max_grad_norm,
+            check_finite=check_finite,
+            variance_floor=variance_floor,
+            compressor=compressor,
+            bucket_cap_mb=bucket_cap_mb,
+            overlap=overlap,
+            communicator=communicator,
+        )
 
     def _describe(self):
-        return (f"{super()._describe()}, coefficient_beta={self.coefficient_beta}, ratio_bounds={tuple(self.ratio_bounds)}, "
-                f"ratio_threshold={self.ratio_threshold}, ratio_of={self.ratio_of}, scale={self.scale}")
+        return (
+            f"{super()._describe()}, coefficient_beta={self.coefficient_beta}, ratio_bounds={tuple(self.ratio_bounds)}, "
+            f"ratio_threshold={self.ratio_threshold}, ratio_of={self.ratio_of}, scale={self.scale}"
+        )
 
     # ---- a step
 
@@ -90,7 +133,10 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
 
     def _exact_update(self, part, g):
         super()._exact_update(part, g)
-        average = self.coefficient_beta * part.coefficient_average + (1 - self.coefficient_beta) * part.coefficient
+        average = (
+            self.coefficient_beta * part.coefficient_average
+            + (1 - self.coefficient_beta) * part.coefficient
+        )
         part.coefficient_average.copy_(average)
 
     def _terms(self, part, factor):
@@ -106,23 +152,44 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
     def _compressed_update(self, part, gathered):
         received = part.allreduce.decode(gathered)
         largest = self._follow_variance(part, received)
-        part.ratio.copy_(torch.tensor([next_ratio(new, last, self.ratio_threshold, self.ratio_bounds)
-                                       for new, last in zip(largest, part.ratio.tolist())], dtype=torch.float64))
+        part.ratio.copy_(
+            torch.tensor(
+                [
+                    next_ratio(new, last, self.ratio_threshold, self.ratio_bounds)
+                    for new, last in zip(largest, part.ratio.tolist())
+                ],
+                dtype=torch.float64,
+            )
+        )
         part.coefficient.copy_(part.ratio * part.coefficient_average)
         self._adam(part, received.zero_(), part.trained(), betas=(1.0, 1.0))  # x; m and v stay
 
     def _follow_variance(self, part, received):
         """m_t and v_fresh from the received, scaled momentum; returns the largest v_Tw / v_fresh of each tensor, -inf if nothing is active."""
-        numbers = [spread(part, values) for values in (part.scaling.tolist(), *(part.per_tensor(lambda group, i=i: group["betas"][i])
-                                                                                for i in (0, 1)), self._epss(part))]
+        numbers = [
+            spread(part, values)
+            for values in (
+                part.scaling.tolist(),
+                *(part.per_tensor(lambda group, i=i: group["betas"][i]) for i in (0, 1)),
+                self._epss(part),
+            )
+        ]
         largest = []
-        for z, m, v, v_fresh, scaling, beta1, beta2, eps in in_pieces([received, part.momentum, part.variance, part.fresh_variance], numbers):
+        for z, m, v, v_fresh, scaling, beta1, beta2, eps in in_pieces(
+            [received, part.momentum, part.variance, part.fresh_variance], numbers
+        ):
             g = (z.div_(scaling) - beta1 * m) / (1 - beta1)
             v_fresh.mul_(beta2).add_((1 - beta2) * g * g)
             m.copy_(z)
-            ratio = v / v_fresh if self.ratio_of == "variance" else (square_root(v) + eps) / (square_root(v_fresh) + eps)
+            ratio = (
+                v / v_fresh
+                if self.ratio_of == "variance"
+                else (square_root(v) + eps) / (square_root(v_fresh) + eps)
+            )
             largest.append(torch.where(v > 0, ratio, -torch.inf).amax(1))
-        return torch.segment_reduce(torch.cat(largest), "max", lengths=part.layout.lengths // ALIGNMENT).tolist()[: len(part.params)]
+        return torch.segment_reduce(
+            torch.cat(largest), "max", lengths=part.layout.lengths // ALIGNMENT
+        ).tolist()[: len(part.params)]
 
     # ---- between the phases
 
@@ -135,28 +202,44 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
             if self.scale == "fused":
                 active = torch.where(part.partition.active, part.momentum, 0)
                 own = root_mean_squares(part.partition, block_sums(part.partition, active)).tolist()
-                part.scaling.copy_(torch.tensor(scaling_coefficients(own[: len(part.params)]), dtype=torch.float64))
+                part.scaling.copy_(
+                    torch.tensor(scaling_coefficients(own[: len(part.params)]), dtype=torch.float64)
+                )
 
     def _check_average(self):
         """Without coefficients in the average nothing would move any more."""
         if not self._averaged_steps:
-            raise RuntimeError(f"the warm-up is over after {self.steps} steps, none of which was LAMB's, so that there is no coefficient to go on "
-                               "with: after loading another optimizer's state call restart_warmup(steps), or give a longer warmup")
+            raise RuntimeError(
+                f"the warm-up is over after {self.steps} steps, none of which was LAMB's, so that there is no coefficient to go on "
+                "with: after loading another optimizer's state call restart_warmup(steps), or give a longer warmup"
+            )
         wanted = round(1 / (1 - self.coefficient_beta))
         if self._averaged_steps < wanted:
-            self._warn(f"only {self._averaged_steps} coefficients are in the average, which starts from 0 and has a memory of {wanted} steps: the "
-                       "steps will be too small. Give a longer warmup, or a smaller coefficient_beta")
+            self._warn(
+                f"only {self._averaged_steps} coefficients are in the average, which starts from 0 and has a memory of {wanted} steps: the "
+                "steps will be too small. Give a longer warmup, or a smaller coefficient_beta"
+            )
 
     def _make_allreduce(self, part, active=None):
         if self.scale == "tensor":
             return super()._make_allreduce(part, active)
         fused = Layout([(part.layout.used,)], self.communicator.size, part.device)
-        allreduce = CompressedAllreduce(self.communicator, fused, part.dtype, self.compressor, active, in_place=not self.overlap,
-                                        rounds=self.steps, stream=self._parts.index(part))
+        allreduce = CompressedAllreduce(
+            self.communicator,
+            fused,
+            part.dtype,
+            self.compressor,
+            active,
+            in_place=not self.overlap,
+            rounds=self.steps,
+            stream=self._parts.index(part),
+        )
         part.hold_errors(allreduce, part.layout.worker_partition(active))
 
     def _total_error(self, part):
-        return (super()._total_error(part).view(-1, ALIGNMENT) / spread(part, part.scaling.tolist())).view(-1)
+        return (
+            super()._total_error(part).view(-1, ALIGNMENT) / spread(part, part.scaling.tolist())
+        ).view(-1)
 
     # ---- checkpoints
 
@@ -166,11 +249,15 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
         if not facts.get("holds_errors"):
             return
         if "scale" not in facts:
-            raise ValueError(f"this checkpoint was saved in the compressed phase of onebit.{facts.get('kind')}, which has no coefficients: load it "
-                             "there, call restart_warmup(steps) and save it, then load it here with a longer warmup")
+            raise ValueError(
+                f"this checkpoint was saved in the compressed phase of onebit.{facts.get('kind')}, which has no coefficients: load it "
+                "there, call restart_warmup(steps) and save it, then load it here with a longer warmup"
+            )
         if facts["scale"] != self.scale:
-            raise ValueError(f"this checkpoint's compression errors are those of scale={facts['scale']!r}: set scale as it was, and "
-                             "restart_warmup(steps) before it is saved if it is to change")
+            raise ValueError(
+                f"this checkpoint's compression errors are those of scale={facts['scale']!r}: set scale as it was, and "
+                "restart_warmup(steps) before it is saved if it is to change"
+            )
 
     def _facts(self):
         return super()._facts() | {"scale": self.scale, "averaged_steps": self._averaged_steps}

@@ -6,8 +6,11 @@ from functools import partial
 
 import torch
 
-STUCK = ("If a backward was interrupted or its step left out, make a new optimizer, load this one's state_dict() into it, and drop this one, on all "
-         "ranks")
+STUCK = (
+    "If a backward was interrupted or its step left out, make a new optimizer, load this one's state_dict() into it, and drop this one, on all "
+    "ranks"
+)
+
 
 class Overlap:
     """Begins a bucket's exchange as soon as backward has accumulated the gradients of all its parameters.
@@ -25,7 +28,9 @@ class Overlap:
         self._parts = optimizer._parts
         self._paused = False
         self._hooks = {}
-        self._hook = torch.compiler.disable(_arrived)  # here rather than at import, since it loads the compiler
+        self._hook = torch.compiler.disable(
+            _arrived
+        )  # here rather than at import, since it loads the compiler
         self._forget()
 
     def remove(self):
@@ -38,8 +43,12 @@ class Overlap:
         self._missing = None  # for each part the parameters whose gradients are to come; known when the first one comes
         for i, part in enumerate(self._parts):
             for p in part.params:
-                if p.requires_grad and p not in self._hooks:  # a bucket with a parameter without hook begins in step()
-                    self._hooks[p] = p.register_post_accumulate_grad_hook(partial(self._hook, weakref.ref(self), i))
+                if (
+                    p.requires_grad and p not in self._hooks
+                ):  # a bucket with a parameter without hook begins in step()
+                    self._hooks[p] = p.register_post_accumulate_grad_hook(
+                        partial(self._hook, weakref.ref(self), i)
+                    )
 
     @property
     def is_under_way(self):
@@ -59,9 +68,11 @@ class Overlap:
         if self._paused or not self._optimizer()._may_start_early():
             return
         if i < len(self._started):
-            raise RuntimeError("a gradient was accumulated after its bucket had left to be averaged. With gradient accumulation, run all but "
-                               "the last backward inside `with optimizer.no_sync():`; if checkpointing runs a part of backward twice "
-                               f"(use_reentrant=True), set overlap=False. {STUCK}")
+            raise RuntimeError(
+                "a gradient was accumulated after its bucket had left to be averaged. With gradient accumulation, run all but "
+                "the last backward inside `with optimizer.no_sync():`; if checkpointing runs a part of backward twice "
+                f"(use_reentrant=True), set overlap=False. {STUCK}"
+            )
         if self._missing is None:
             self._missing = [{p for p in part.params if p.requires_grad} for part in self._parts]
         self._missing[i].discard(p)
@@ -94,15 +105,19 @@ class Overlap:
     def _check_unchanged(self):
         for part, (_, _, versions, options) in zip(self._parts, self._started):
             if options != self._sent_options(part):
-                raise RuntimeError(f"{', '.join(self._optimizer().sent_options)} changed between backward and step(), while what they make was being "
-                                   "averaged: change them after step()")
+                raise RuntimeError(
+                    f"{', '.join(self._optimizer().sent_options)} changed between backward and step(), while what they make was being "
+                    "averaged: change them after step()"
+                )
             for p, before, now in zip(part.params, versions, _versions(part)):
                 if before != now:
                     names = dict(zip(self._optimizer()._params(), self._optimizer()._names()))
-                    raise RuntimeError(f"the gradient of {names[p]} changed after its bucket had left to be averaged during backward, so that the "
-                                       "change would be lost. Change gradients in hooks that run before they are accumulated "
-                                       "(Tensor.register_hook), or set overlap=False; clip with the optimizer's max_grad_norm, which needs "
-                                       f"overlap=False too. {STUCK}")
+                    raise RuntimeError(
+                        f"the gradient of {names[p]} changed after its bucket had left to be averaged during backward, so that the "
+                        "change would be lost. Change gradients in hooks that run before they are accumulated "
+                        "(Tensor.register_hook), or set overlap=False; clip with the optimizer's max_grad_norm, which needs "
+                        f"overlap=False too. {STUCK}"
+                    )
 
 
 def _arrived(overlap, i, p):

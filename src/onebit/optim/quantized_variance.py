@@ -1,10 +1,10 @@
 from functools import partial
 
-from ..allreduce import CompressedAllreduce
-from ..compression import Quantize
-from ..kernels.torch_ops import Terms
-from .compressed_momentum import CompressedMomentumAdam
-from .options import check_compressor, describe_compressor, option_names, reject_unknown
+from onebit.allreduce import CompressedAllreduce
+from onebit.compression import Quantize
+from onebit.kernels.torch_ops import Terms
+from onebit.optim.compressed_momentum import CompressedMomentumAdam
+from onebit.optim.options import check_compressor, describe_compressor, option_names, reject_unknown
 
 
 class QuantizedVarianceAdam(CompressedMomentumAdam):
@@ -26,14 +26,43 @@ class QuantizedVarianceAdam(CompressedMomentumAdam):
             not should be close, as what it loses is lost.
     """
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, bias_correction=True, max_grad_norm=None,
-                 check_finite=True, compressor=None, variance_compressor=None, bucket_cap_mb=None, overlap=False, communicator=None, **unknown):
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.0,
+        *,
+        bias_correction=True,
+        max_grad_norm=None,
+        check_finite=True,
+        compressor=None,
+        variance_compressor=None,
+        bucket_cap_mb=None,
+        overlap=False,
+        communicator=None,
+        **unknown,
+    ):
         reject_unknown(unknown, option_names(type(self).__init__), type(self).__name__)
         qsgd = partial(Quantize, bits=8, norm="l2", stochastic=True)
-        self.variance_compressor = check_compressor(variance_compressor or qsgd, "variance_compressor")
-        super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
-                         check_finite=check_finite, compressor=compressor, bucket_cap_mb=bucket_cap_mb, overlap=overlap,
-                         communicator=communicator)
+        self.variance_compressor = check_compressor(
+            variance_compressor or qsgd, "variance_compressor"
+        )
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            bias_correction=bias_correction,
+            max_grad_norm=max_grad_norm,
+            check_finite=check_finite,
+            compressor=compressor,
+            bucket_cap_mb=bucket_cap_mb,
+            overlap=overlap,
+            communicator=communicator,
+        )
 
     def _describe(self):
         return f"{super()._describe()}, variance_compressor={describe_compressor(self.variance_compressor)}"
@@ -41,16 +70,26 @@ class QuantizedVarianceAdam(CompressedMomentumAdam):
     def _build(self, moments):
         super()._build(moments)
         self._variance_allreduces = {
-            part: CompressedAllreduce(self.communicator, part.layout, part.dtype, self.variance_compressor, feedback=False, rounds=self.steps,
-                                      stream=len(self._parts) + i)
-            for i, part in enumerate(self._compressed)}
+            part: CompressedAllreduce(
+                self.communicator,
+                part.layout,
+                part.dtype,
+                self.variance_compressor,
+                feedback=False,
+                rounds=self.steps,
+                stream=len(self._parts) + i,
+            )
+            for i, part in enumerate(self._compressed)
+        }
 
     def _outgoing(self, part, variance):
         views = part.layout.views(variance)
         return (self._variance_allreduces[part].compress(Terms(views, [1.0] * len(views))),)
 
     def _exchange(self, part, payload, variance_payload):
-        return part.allreduce.exchange(payload), self._variance_allreduces[part].exchange(variance_payload)
+        return part.allreduce.exchange(payload), self._variance_allreduces[part].exchange(
+            variance_payload
+        )
 
     def _compressed_update(self, part, outcome):
         gathered, gathered_variance = outcome

@@ -1,4 +1,4 @@
-from .steps import SteppingOptimizer
+from onebit.optim.steps import SteppingOptimizer
 
 
 class DistributedSGD(SteppingOptimizer):
@@ -22,11 +22,31 @@ class DistributedSGD(SteppingOptimizer):
     vectors = {"momentum": "momentum_buffer"}
     sent_options = ()
 
-    def __init__(self, params, lr=1e-3, momentum=0.0, dampening=0.0, weight_decay=0.0, *, max_grad_norm=None, check_finite=True,
-                 bucket_cap_mb=None, overlap=False, communicator=None, **unknown):
-        super().__init__(params, {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay},
-                         max_grad_norm=max_grad_norm, check_finite=check_finite, bucket_cap_mb=bucket_cap_mb, overlap=overlap,
-                         communicator=communicator, unknown=unknown)
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        momentum=0.0,
+        dampening=0.0,
+        weight_decay=0.0,
+        *,
+        max_grad_norm=None,
+        check_finite=True,
+        bucket_cap_mb=None,
+        overlap=False,
+        communicator=None,
+        **unknown,
+    ):
+        super().__init__(
+            params,
+            {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay},
+            max_grad_norm=max_grad_norm,
+            check_finite=check_finite,
+            bucket_cap_mb=bucket_cap_mb,
+            overlap=overlap,
+            communicator=communicator,
+            unknown=unknown,
+        )
 
     def _exact_update(self, part, g):
         part.momentum.copy_(next_momentum(part, g))

@@ -2,9 +2,22 @@
 
 import torch
 
-from .checkpoint import ParameterState, check_shapes, check_state, errors_to_take, warn_of_lost_errors
-from .flat import FlatState, buckets
-from .options import ONLY_TORCH, check_group, check_tensors, option_names, reject_misspelt, reject_not_of_a_group
+from onebit.optim.checkpoint import (
+    ParameterState,
+    check_shapes,
+    check_state,
+    errors_to_take,
+    warn_of_lost_errors,
+)
+from onebit.optim.flat import FlatState, buckets
+from onebit.optim.options import (
+    ONLY_TORCH,
+    check_group,
+    check_tensors,
+    option_names,
+    reject_misspelt,
+    reject_not_of_a_group,
+)
 
 
 class FlatOptimizer(torch.optim.Optimizer):
@@ -19,7 +32,10 @@ class FlatOptimizer(torch.optim.Optimizer):
 
     has_errors = False
     takes_frozen_variance = False
-    vectors = {"momentum": "exp_avg", "variance": "exp_avg_sq"}  # what is kept for each element: its name here -> torch's, in `state`
+    vectors = {
+        "momentum": "exp_avg",
+        "variance": "exp_avg_sq",
+    }  # what is kept for each element: its name here -> torch's, in `state`
     more_vectors = {}  # the same, of compressed groups only
     numbers = {}  # what is kept for each tensor: its name here and in `state` -> the value at the start
     sent_options = ("betas",)  # options of a group on which it depends what is sent
@@ -36,17 +52,23 @@ class FlatOptimizer(torch.optim.Optimizer):
         self._build({})
 
     def __getstate__(self):
-        raise TypeError("an optimizer that communicates can be neither copied nor pickled: copy or save its state_dict()")
+        raise TypeError(
+            "an optimizer that communicates can be neither copied nor pickled: copy or save its state_dict()"
+        )
 
     # ---- groups and state
 
     def add_param_group(self, group):
         if self._step:
-            raise ValueError("a parameter group cannot be added after the first step: its variance would be younger than the others'. Give all "
-                             "parameters at construction; one with requires_grad=False is left alone until you set it True, before the freeze")
+            raise ValueError(
+                "a parameter group cannot be added after the first step: its variance would be younger than the others'. Give all "
+                "parameters at construction; one with requires_grad=False is left alone until you set it True, before the freeze"
+            )
         if isinstance(group, dict):
             reject_misspelt(group, self._group_options, type(self).__name__)
-            reject_not_of_a_group(group, self._group_options, option_names(type(self).__init__), type(self).__name__)
+            reject_not_of_a_group(
+                group, self._group_options, option_names(type(self).__init__), type(self).__name__
+            )
         super().add_param_group(group)
         try:
             check_group(self.param_groups[-1], self._group_options)
@@ -61,13 +83,25 @@ class FlatOptimizer(torch.optim.Optimizer):
         """Lay the parameters out and make their state, taking over `moments`: for each parameter its vectors, by torch's names."""
         flags = [group["compress"] for group in self.param_groups]
         if self.has_errors and not any(flags):
-            raise ValueError(f"every parameter group has compress=False, so nothing would be compressed: use onebit.DistributedAdam, or "
-                             f"{type(self).__name__} with a group to compress")
+            raise ValueError(
+                f"every parameter group has compress=False, so nothing would be compressed: use onebit.DistributedAdam, or "
+                f"{type(self).__name__} with a group to compress"
+            )
         self._compress_flags = flags
-        self._parts = [FlatState(bucket, self.communicator.size, compress, self.vectors | (self.more_vectors if compress else {}),
-                                 self.numbers)
-                       for compress in (True, False)
-                       for bucket in buckets([group for group in self.param_groups if group["compress"] == compress], self._bucket_cap)]
+        self._parts = [
+            FlatState(
+                bucket,
+                self.communicator.size,
+                compress,
+                self.vectors | (self.more_vectors if compress else {}),
+                self.numbers,
+            )
+            for compress in (True, False)
+            for bucket in buckets(
+                [group for group in self.param_groups if group["compress"] == compress],
+                self._bucket_cap,
+            )
+        ]
         for part in self._parts:
             for p, entries in zip(part.params, part.stored()):
                 for name in entries.keys() & moments.get(p, {}).keys():
@@ -94,7 +128,9 @@ class FlatOptimizer(torch.optim.Optimizer):
     def _names(self):
         """A name for each parameter, in the groups' order."""
         for i, group in enumerate(self.param_groups):
-            yield from group.get("param_names") or (f"param_groups[{i}]['params'][{j}]" for j in range(len(group["params"])))
+            yield from group.get("param_names") or (
+                f"param_groups[{i}]['params'][{j}]" for j in range(len(group["params"]))
+            )
 
     @property
     def steps(self):
@@ -110,9 +146,20 @@ class FlatOptimizer(torch.optim.Optimizer):
             return
         self._must_be_idle("compress was changed")
         if self._holds_errors:
-            way = "Set it back, call restart_warmup(steps), then change it" if self.takes_frozen_variance else "Set it back, or begin a new optimizer"
-            raise ValueError(f"compress was changed while compression errors are held: it may change in the warm-up of OneBitAdam only. {way}")
-        self._relayout({p: {name: entries[name] for name in (*self.vectors.values(), *self.numbers)} for p, entries in self.state.items()})
+            way = (
+                "Set it back, call restart_warmup(steps), then change it"
+                if self.takes_frozen_variance
+                else "Set it back, or begin a new optimizer"
+            )
+            raise ValueError(
+                f"compress was changed while compression errors are held: it may change in the warm-up of OneBitAdam only. {way}"
+            )
+        self._relayout(
+            {
+                p: {name: entries[name] for name in (*self.vectors.values(), *self.numbers)}
+                for p, entries in self.state.items()
+            }
+        )
 
     def _relayout(self, moments):
         self._build(moments)
@@ -127,15 +174,25 @@ class FlatOptimizer(torch.optim.Optimizer):
         saved = super().state_dict()
         entries = {}
         for part in self._parts:
-            entries |= dict(zip(part.params, part.everything(errors=part.compress and self.has_errors)))
-        saved["state"] = {i: {"step": self._step} | entries[p] for i, p in enumerate(self._params())}
+            entries |= dict(
+                zip(part.params, part.everything(errors=part.compress and self.has_errors))
+            )
+        saved["state"] = {
+            i: {"step": self._step} | entries[p] for i, p in enumerate(self._params())
+        }
         saved["param_groups"][0]["onebit"] = self._facts()
         return saved
 
     def _facts(self):
         """What a checkpoint holds beside tensors and options."""
-        return {"kind": type(self).__name__, "rank": self.communicator.rank, "size": self.communicator.size, "chunks": self._chunks(),
-                "holds_errors": self._holds_errors, "errors_are_shared": self._errors_are_shared}
+        return {
+            "kind": type(self).__name__,
+            "rank": self.communicator.rank,
+            "size": self.communicator.size,
+            "chunks": self._chunks(),
+            "holds_errors": self._holds_errors,
+            "errors_are_shared": self._errors_are_shared,
+        }
 
     def _chunks(self):
         """What the server errors belong to: for each compressed part its number of parameters and the length of a chunk."""
@@ -154,19 +211,44 @@ class FlatOptimizer(torch.optim.Optimizer):
         groups = [dict(group) for group in state_dict["param_groups"]]
         facts = groups[0].pop("onebit", {})
         self._check_kind(facts)
-        errors = errors_to_take(facts, type(self).__name__, self.communicator.rank, self.communicator.size, self._chunks(), reset_errors)
+        errors = errors_to_take(
+            facts,
+            type(self).__name__,
+            self.communicator.rank,
+            self.communicator.size,
+            self._chunks(),
+            reset_errors,
+        )
         indices = [i for group in groups for i in group["params"]]
         vectors = {*self.vectors.values(), *self.more_vectors.values()}
         names = {*vectors, *self.numbers, *errors}
-        saved = [{name: value for name, value in state_dict["state"].get(i, {}).items() if name in names and value is not None}
-                 for i in indices]
+        saved = [
+            {
+                name: value
+                for name, value in state_dict["state"].get(i, {}).items()
+                if name in names and value is not None
+            }
+            for i in indices
+        ]
         check_shapes(self._params(), self._names(), saved, vectors | {"worker_error"})
         if not errors:
             warn_of_lost_errors(state_dict["state"])
-        options = [own | {key: value for key, value in group.items() if key not in (*ONLY_TORCH, "param_names")}
-                   for group, own in zip(groups, self.param_groups)]
+        options = [
+            own
+            | {
+                key: value
+                for key, value in group.items()
+                if key not in (*ONLY_TORCH, "param_names")
+            }
+            for group, own in zip(groups, self.param_groups)
+        ]
         super().load_state_dict({"state": {}, "param_groups": options + groups[len(options) :]})
-        self._step.fill_(max((float(entries.get("step", 0)) for entries in state_dict["state"].values()), default=0.0))
+        self._step.fill_(
+            max(
+                (float(entries.get("step", 0)) for entries in state_dict["state"].values()),
+                default=0.0,
+            )
+        )
         saved = dict(zip(self._params(), saved))
         self._build(saved)
         self._take_facts(facts)
@@ -175,15 +257,29 @@ class FlatOptimizer(torch.optim.Optimizer):
 
     def _check_kind(self, facts):
         """Raise ValueError if a checkpoint's state means something else than this optimizer's."""
-        if not facts.get("is_synced", True) and facts["size"] > 1 and facts["kind"] != type(self).__name__:
-            raise ValueError(f"this checkpoint was saved between two syncs, when each rank had a model of its own: load it into "
-                             f"onebit.{facts['kind']}, each rank its own file, call optimizer.synchronize() and save model and state anew")
-        frozen = facts.get("variance_is_corrected") or "variance_steps" in facts and facts["holds_errors"]
+        if (
+            not facts.get("is_synced", True)
+            and facts["size"] > 1
+            and facts["kind"] != type(self).__name__
+        ):
+            raise ValueError(
+                f"this checkpoint was saved between two syncs, when each rank had a model of its own: load it into "
+                f"onebit.{facts['kind']}, each rank its own file, call optimizer.synchronize() and save model and state anew"
+            )
+        frozen = (
+            facts.get("variance_is_corrected")
+            or "variance_steps" in facts
+            and facts["holds_errors"]
+        )
         if frozen and not self.takes_frozen_variance:
-            raise ValueError(f"this checkpoint holds a frozen variance: load it into onebit.{facts.get('kind', 'OneBitAdam')}, and call "
-                             "restart_warmup(steps) to go on exactly")
+            raise ValueError(
+                f"this checkpoint holds a frozen variance: load it into onebit.{facts.get('kind', 'OneBitAdam')}, and call "
+                "restart_warmup(steps) to go on exactly"
+            )
         if "variance_updates" in facts and facts["kind"] != type(self).__name__:
-            raise ValueError(f"this checkpoint's variance was not updated at every step: load it into onebit.{facts['kind']}")
+            raise ValueError(
+                f"this checkpoint's variance was not updated at every step: load it into onebit.{facts['kind']}"
+            )
 
     def _take_facts(self, facts):
         self._errors_are_shared = facts.get("errors_are_shared", False)

@@ -2,9 +2,9 @@ import warnings
 
 import torch
 
-from ..allreduce import CompressedAllreduce, ExactAllreduce
-from .agreement import agree, describe_options
-from .base import DistributedOptimizer
+from onebit.allreduce import CompressedAllreduce, ExactAllreduce
+from onebit.optim.agreement import agree, describe_options
+from onebit.optim.base import DistributedOptimizer
 
 
 def scaled(g, factor):
@@ -24,7 +24,7 @@ class SteppingOptimizer(DistributedOptimizer):
 
     @property
     def phase(self):
-        """"warmup" or "compressed": how the next step communicates."""
+        """ "warmup" or "compressed": how the next step communicates."""
         return "compressed" if self.has_errors else "warmup"
 
     def _take_step(self):
@@ -33,7 +33,11 @@ class SteppingOptimizer(DistributedOptimizer):
     def _exact_step(self):
         """One step on the exact mean gradient. All ranks see the same bits, so that they clip and skip alike without asking."""
         means = [exchange.result() for exchange in self._exchanges(self._unscaling())]
-        factor = self._factor(sum(self._squared_norm(part, g) for part, g in zip(self._parts, means))) if self._needs_norm else 1.0
+        factor = (
+            self._factor(sum(self._squared_norm(part, g) for part, g in zip(self._parts, means)))
+            if self._needs_norm
+            else 1.0
+        )
         if factor is None:
             for part in self._parts:
                 part.drop_gradient()
@@ -71,12 +75,27 @@ class SteppingOptimizer(DistributedOptimizer):
         With errors it is called before the step is counted, with overlap and without.
         """
         if part.allreduce:
-            return self._runner.submit(part.allreduce.exchange, part.allreduce.compress(self._terms(part, factor)))
-        return self._runner.submit(ExactAllreduce(self.communicator, self._wire_dtype(part)).allreduce, scaled(part.flat_gradient(), factor))
+            return self._runner.submit(
+                part.allreduce.exchange, part.allreduce.compress(self._terms(part, factor))
+            )
+        return self._runner.submit(
+            ExactAllreduce(self.communicator, self._wire_dtype(part)).allreduce,
+            scaled(part.flat_gradient(), factor),
+        )
 
     def _make_allreduce(self, part, active=None):
-        part.hold_errors(CompressedAllreduce(self.communicator, part.layout, part.dtype, self.compressor, active, in_place=not self.overlap,
-                                             rounds=self.steps, stream=self._parts.index(part)))
+        part.hold_errors(
+            CompressedAllreduce(
+                self.communicator,
+                part.layout,
+                part.dtype,
+                self.compressor,
+                active,
+                in_place=not self.overlap,
+                rounds=self.steps,
+                stream=self._parts.index(part),
+            )
+        )
 
     def _agree(self):
         """Before anything is changed: this rank's factor for its gradients, and how many of all ranks' belong to masked coordinates.
@@ -86,12 +105,21 @@ class SteppingOptimizer(DistributedOptimizer):
         """
         if not self._needs_norm:
             return 1.0, 0
-        measured = self._hooks.measured() if self._hooks else [self._measure(part) for part in self._parts]
+        measured = (
+            self._hooks.measured() if self._hooks else [self._measure(part) for part in self._parts]
+        )
         squared_norm, late = torch.stack(measured).sum(0).tolist()
         unscaling = self._unscaling()
         trained = "".join(str(int(p.requires_grad)) for p in self._params())
         options = f"{self.steps}, {trained}, {[describe_options(group, self._group_options) for group in self.param_groups]}"
-        agreement = self._runner.submit(agree, self.communicator, unscaling**2 * squared_norm, int(late), options, self._parts[0].device).result()
+        agreement = self._runner.submit(
+            agree,
+            self.communicator,
+            unscaling**2 * squared_norm,
+            int(late),
+            options,
+            self._parts[0].device,
+        ).result()
         if not agreement.same_options:
             self._compare_ranks()
         if agreement.same_norm:
@@ -101,14 +129,18 @@ class SteppingOptimizer(DistributedOptimizer):
     def _warn_of_late_gradients(self, late):
         if not self._warned_of_late_gradients:
             self._warned_of_late_gradients = True
-            self._warn(f"{late} gradient elements, over all ranks, belong to coordinates that had none before the freeze: they are masked and do "
-                       f"not train. {self.late_remedy}")
+            self._warn(
+                f"{late} gradient elements, over all ranks, belong to coordinates that had none before the freeze: they are masked and do "
+                f"not train. {self.late_remedy}"
+            )
 
     def _warn_of_equal_gradients(self):
         if not self._warned_of_equal_gradients:
             self._warned_of_equal_gradients = True
-            self._warn("all ranks' gradients have exactly the same norm. If DistributedDataParallel has averaged them already, they are sent twice: "
-                       "call onebit.ddp.attach(ddp_model, optimizer) before training. Otherwise give each rank its own data")
+            self._warn(
+                "all ranks' gradients have exactly the same norm. If DistributedDataParallel has averaged them already, they are sent twice: "
+                "call onebit.ddp.attach(ddp_model, optimizer) before training. Otherwise give each rank its own data"
+            )
 
     def _warn(self, message):
         if self.communicator.rank == 0:

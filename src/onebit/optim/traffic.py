@@ -24,8 +24,12 @@ class Traffic:
         return self.exact_bytes / self.bytes_sent
 
     def plus(self, other):
-        return type(self)(self.bytes_sent + other.bytes_sent, self.bytes_received + other.bytes_received,
-                          self.calls + other.calls, self.exact_bytes + other.exact_bytes)
+        return type(self)(
+            self.bytes_sent + other.bytes_sent,
+            self.bytes_received + other.bytes_received,
+            self.calls + other.calls,
+            self.exact_bytes + other.exact_bytes,
+        )
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,15 @@ class Meter:
             self._before = self._counters()
 
     def close(self, exact_bytes):
-        self.last = Traffic(*(now - then for now, then in zip(self._counters(), self._before)), exact_bytes)
+        self.last = Traffic(
+            *(now - then for now, then in zip(self._counters(), self._before)), exact_bytes
+        )
         self.total = self.total.plus(self.last)
         self._before = None
 
     def _counters(self):
-        return self._communicator.bytes_sent, self._communicator.bytes_received, self._communicator.calls
+        return (
+            self._communicator.bytes_sent,
+            self._communicator.bytes_received,
+            self._communicator.calls,
+        )

@@ -38,7 +38,10 @@ class Policy:
     @property
     def ratio(self):
         """||v_t||_1 / ||v_{t - Delta}||_1 of the last step observed; None where it is not known."""
-        now, before = (float(self.norms[step % len(self.norms)]) for step in (self.last, self.last - self.window))
+        now, before = (
+            float(self.norms[step % len(self.norms)])
+            for step in (self.last, self.last - self.window)
+        )
         return now / before if before > 0 else None
 
     def is_settled(self):
@@ -62,8 +65,10 @@ class FixedSteps(Policy):
         super().__init__()
         whole = isinstance(steps, Integral) and not isinstance(steps, bool) or steps == math.inf
         if not whole or steps < 1:
-            raise ValueError(f"warmup must be a whole number of steps, at least 1, not {steps!r}: "
-                             "compression needs a variance to freeze; 15 to 25 % of all steps is the papers' rule of thumb")
+            raise ValueError(
+                f"warmup must be a whole number of steps, at least 1, not {steps!r}: "
+                "compression needs a variance to freeze; 15 to 25 % of all steps is the papers' rule of thumb"
+            )
         self.steps = steps if steps == math.inf else int(steps)
 
     def wants(self, step):
@@ -93,8 +98,10 @@ class VarianceRatio(Policy):
     def __init__(self, threshold=0.96, min_steps=None, window=None):
         super().__init__(threshold, window)
         if min_steps is None:
-            raise ValueError("VarianceRatio needs min_steps, the number of learning-rate warm-up steps: the variance is unstable "
-                             "in them (0 if there are none)")
+            raise ValueError(
+                "VarianceRatio needs min_steps, the number of learning-rate warm-up steps: the variance is unstable "
+                "in them (0 if there are none)"
+            )
         if not 0 < threshold < 1:
             raise ValueError(f"threshold must be between 0 and 1, not {threshold}")
         if window is not None and window < 1:

@@ -3,13 +3,20 @@ from dataclasses import replace
 
 import torch
 
-from ..compression import Sign
-from ..kernels.torch_ops import Terms, apply_moves
-from .adam import DistributedAdam
-from .intervals import StepSets
-from .local import LocalSteps
-from .options import check_compressor, check_number, check_whole, describe_compressor, option_names, reject_unknown
-from .small_variance import large_steps, raise_to_floor, small_variance
+from onebit.compression import Sign
+from onebit.kernels.torch_ops import Terms, apply_moves
+from onebit.optim.adam import DistributedAdam
+from onebit.optim.intervals import StepSets
+from onebit.optim.local import LocalSteps
+from onebit.optim.options import (
+    check_compressor,
+    check_number,
+    check_whole,
+    describe_compressor,
+    option_names,
+    reject_unknown,
+)
+from onebit.optim.small_variance import large_steps, raise_to_floor, small_variance
 
 
 class ZeroOneAdam(LocalSteps, DistributedAdam):
@@ -51,25 +58,57 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
     more_vectors = {"accumulator": "accumulator", "anchor": "synced_parameter"}  # u and x_sync
     late_remedy = "Put them in a group with compress=False, choose a later variance_freeze_step, or call restart_warmup(steps)"
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, *, variance_freeze_step=None, variance_update_scaler=16,
-                 local_step_scaler=32678, local_step_clipper=16, variance_floor=0.0, bias_correction=True, max_grad_norm=None,
-                 check_finite=True, compressor=None, communicator=None, **unknown):
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.0,
+        *,
+        variance_freeze_step=None,
+        variance_update_scaler=16,
+        local_step_scaler=32678,
+        local_step_clipper=16,
+        variance_floor=0.0,
+        bias_correction=True,
+        max_grad_norm=None,
+        check_finite=True,
+        compressor=None,
+        communicator=None,
+        **unknown,
+    ):
         reject_unknown(unknown, option_names(ZeroOneAdam.__init__), type(self).__name__)
         if variance_freeze_step is None:
-            raise TypeError("ZeroOneAdam needs variance_freeze_step=, the last step that may update the variance: usually the last step of the "
-                            "learning-rate warm-up; math.inf: none is the last")
-        self._sets = StepSets(variance_freeze_step, variance_update_scaler, local_step_scaler, local_step_clipper)
+            raise TypeError(
+                "ZeroOneAdam needs variance_freeze_step=, the last step that may update the variance: usually the last step of the "
+                "learning-rate warm-up; math.inf: none is the last"
+            )
+        self._sets = StepSets(
+            variance_freeze_step, variance_update_scaler, local_step_scaler, local_step_clipper
+        )
         check_number("variance_floor, a fraction of a tensor's mean variance,", variance_floor, 0)
         self.variance_floor = variance_floor
         self.compressor = check_compressor(compressor or Sign)
         self._checked_variance = 0  # _variance_steps when it was last looked at
         self._variance_steps = 0  # how often the variance was updated
-        super().__init__(params, lr, betas, eps, weight_decay, bias_correction=bias_correction, max_grad_norm=max_grad_norm,
-                         check_finite=check_finite, communicator=communicator)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            bias_correction=bias_correction,
+            max_grad_norm=max_grad_norm,
+            check_finite=check_finite,
+            communicator=communicator,
+        )
 
     def _describe(self):
-        return (f"{super()._describe()}, {self._sets}, {self._sets.state_dict()}, variance_floor={self.variance_floor}, "
-                f"compressor={describe_compressor(self.compressor)}")
+        return (
+            f"{super()._describe()}, {self._sets}, {self._sets.state_dict()}, variance_floor={self.variance_floor}, "
+            f"compressor={describe_compressor(self.compressor)}"
+        )
 
     def _build(self, moments):
         super()._build(moments)
@@ -80,7 +119,10 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
     def _begin_path(self):
         """Of each group since the last sync: the sum of lr / (1 - beta1^t) and the product of 1 - lr weight_decay."""
         self._trained = None  # which parameters are, since the last sync
-        self._rate_sums, self._decays = [0.0] * len(self.param_groups), [1.0] * len(self.param_groups)
+        self._rate_sums, self._decays = (
+            [0.0] * len(self.param_groups),
+            [1.0] * len(self.param_groups),
+        )
 
     def _mask_and_compress(self, part):
         """Where v = 0 nothing is sent. What is owed stays."""
@@ -89,7 +131,10 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
             return
         self._make_allreduce(part, active)
         if before:
-            part.allreduce.worker_error, part.allreduce.server_error = before.worker_error, before.server_error
+            part.allreduce.worker_error, part.allreduce.server_error = (
+                before.worker_error,
+                before.server_error,
+            )
 
     # ---- a step
 
@@ -98,8 +143,10 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         if self._sets.is_empty or self._trained is None:
             self._trained = trained
         elif trained != self._trained:
-            raise RuntimeError("requires_grad changed between two syncs, while the ranks' models differ: change it back, call synchronize() on all "
-                               "ranks, then change it")
+            raise RuntimeError(
+                "requires_grad changed between two syncs, while the ranks' models differ: change it back, call synchronize() on all "
+                "ranks, then change it"
+            )
         return super()._take_step()
 
     def _meets_next(self):
@@ -133,7 +180,9 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
     def _update_variance(self, part, g):
         """v <- beta2 v + (1 - beta2) g^2, of the mean gradient g."""
         for group, span in part.spans:
-            part.variance[span] = group["betas"][1] * part.variance[span] + (1 - group["betas"][1]) * g[span] ** 2
+            part.variance[span] = (
+                group["betas"][1] * part.variance[span] + (1 - group["betas"][1]) * g[span] ** 2
+            )
         if self.variance_floor:
             raise_to_floor(part, self.variance_floor)
         self._mask_and_compress(part)
@@ -142,7 +191,12 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         """x <- (1 - lr weight_decay) x - rate m / (sqrt(v_hat) + eps)"""
         if self._sets.is_empty:
             part.anchor.copy_(part.flat(part.params))
-        self._move(part, part.momentum, self._rate, lambda group: 1 - float(group["lr"]) * group["weight_decay"])
+        self._move(
+            part,
+            part.momentum,
+            self._rate,
+            lambda group: 1 - float(group["lr"]) * group["weight_decay"],
+        )
 
     def _average(self, part):
         """m <- C-allreduce(u / sum of rates)      x <- decay x_sync - (sum of rates) m / (sqrt(v_hat) + eps)      u <- 0"""
@@ -150,8 +204,12 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
             if self._rate_sum(group) > 0:
                 part.momentum[span] = part.accumulator[span] / self._rate_sum(group)
         part.allreduce.rounds = self.steps  # so that a compressor's lots follow from the step
-        payload = part.allreduce.compress(Terms(part.layout.views(part.momentum), [1.0] * len(part.params)))
-        part.momentum.copy_(part.allreduce.decode(self._runner.submit(part.allreduce.exchange, payload).result()))
+        payload = part.allreduce.compress(
+            Terms(part.layout.views(part.momentum), [1.0] * len(part.params))
+        )
+        part.momentum.copy_(
+            part.allreduce.decode(self._runner.submit(part.allreduce.exchange, payload).result())
+        )
         part.allreduce.commit()
         if not self._sets.is_empty:
             for p, anchor in zip(part.params, part.layout.views(part.anchor)):
@@ -161,14 +219,21 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
 
     def _move(self, part, direction, rate, decay):
         """x <- decay x - rate direction / (sqrt(v_hat) + eps), where sqrt(v_hat) = root sqrt(v)."""
+
         def root(group):
             return self._corrections(part, group)[1] ** -0.5
 
         moves = direction.clone()
         for group, span in part.spans:
             moves[span] *= rate(group) / root(group)
-        apply_moves(part.partition, part.trained(), part.variance, moves, part.per_tensor(decay),
-                    part.per_tensor(lambda group: group["eps"] / root(group)))
+        apply_moves(
+            part.partition,
+            part.trained(),
+            part.variance,
+            moves,
+            part.per_tensor(decay),
+            part.per_tensor(lambda group: group["eps"] / root(group)),
+        )
 
     def _check_variance(self):
         """Once after each update of v, when the first compressed momentum has come; warns once."""
@@ -176,7 +241,10 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
             return
         self._checked_variance = self._variance_steps
         eps = max(group["eps"] for group in self.param_groups)
-        large = sum(large_steps(part, eps, self._corrections(part, part.groups[0])[1]) for part in self._compressed)
+        large = sum(
+            large_steps(part, eps, self._corrections(part, part.groups[0])[1])
+            for part in self._compressed
+        )
         if large:
             self._warn(small_variance(large))
             self._checked_variance = math.inf
@@ -193,7 +261,9 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
 
     def _rate(self, group):
         """lr / (1 - beta1^t), without bias correction lr."""
-        return float(group["lr"]) / (1 - group["betas"][0] ** self.steps if self.bias_correction else 1.0)
+        return float(group["lr"]) / (
+            1 - group["betas"][0] ** self.steps if self.bias_correction else 1.0
+        )
 
     def _rate_sum(self, group):
         return self._rate_sums[self._index(group)]
@@ -229,7 +299,10 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         if not part.compress:
             return super()._common(part)
         views = part.layout.views
-        return [{"parameter at the last sync": x, "exp_avg_sq": v} for x, v in zip(views(part.anchor), views(part.variance))]
+        return [
+            {"parameter at the last sync": x, "exp_avg_sq": v}
+            for x, v in zip(views(part.anchor), views(part.variance))
+        ]
 
     def _warn_of_late_gradients(self, late):
         if self.steps >= self._sets.last_update:
@@ -238,8 +311,12 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
     # ---- checkpoints
 
     def _facts(self):
-        return super()._facts() | {"variance_updates": self._variance_steps, "step_sets": self._sets.state_dict(), "rate_sums": self._rate_sums,
-                                   "decays": self._decays}
+        return super()._facts() | {
+            "variance_updates": self._variance_steps,
+            "step_sets": self._sets.state_dict(),
+            "rate_sums": self._rate_sums,
+            "decays": self._decays,
+        }
 
     def _take_facts(self, facts):
         super()._take_facts(facts)

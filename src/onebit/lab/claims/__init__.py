@@ -18,9 +18,28 @@ Volumes, times and variances are those of runs that finished.
 A module for each experiment says what its margins are, and why.
 """
 
-from . import bert, dcgan, finetune, lamb, resnet, speed, theory, zero_one_adam
-from .claim import TAIL, Claim, Interval, rows_of, statistic_by_seed
+from onebit.lab.claims.__init__.claim import TAIL, Claim, Interval, rows_of, statistic_by_seed
+
+from onebit.lab.claims.__init__ import (
+    bert,
+    dcgan,
+    finetune,
+    lamb,
+    resnet,
+    speed,
+    theory,
+    zero_one_adam,
+)
 
 __all__ = ["CLAIMS", "TAIL", "Claim", "Interval", "rows_of", "statistic_by_seed"]
 
-CLAIMS = (*bert.CLAIMS, *resnet.CLAIMS, *dcgan.CLAIMS, *finetune.CLAIMS, *zero_one_adam.CLAIMS, *lamb.CLAIMS, *theory.CLAIMS, *speed.CLAIMS)
+CLAIMS = (
+    *bert.CLAIMS,
+    *resnet.CLAIMS,
+    *dcgan.CLAIMS,
+    *finetune.CLAIMS,
+    *zero_one_adam.CLAIMS,
+    *lamb.CLAIMS,
+    *theory.CLAIMS,
+    *speed.CLAIMS,
+)

@@ -19,9 +19,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..facts import read_run
-from ..results import at_common_seeds, paper_curve, paper_number
-from .claim import Claim, finished, infinite_where_diverged, of_finished, paper_tails, relative_gap, tail_mean
+from onebit.lab.claims.claim import (
+    Claim,
+    finished,
+    infinite_where_diverged,
+    of_finished,
+    paper_tails,
+    relative_gap,
+    tail_mean,
+)
+from onebit.lab.facts import read_run
+from onebit.lab.results import at_common_seeds, paper_curve, paper_number
 
 MARGIN = 0.03
 NEAR_HAND_TUNED = (0.75, 4 / 3)
@@ -38,9 +46,14 @@ def loss_gap(optimizer: str):
     return relative_gap(final_loss, optimizer)
 
 
-def ratio_by_seed(rows: pd.DataFrame, column: str, exact: str = "adam", compressed: str = "onebit_adam") -> pd.Series:
+def ratio_by_seed(
+    rows: pd.DataFrame, column: str, exact: str = "adam", compressed: str = "onebit_adam"
+) -> pd.Series:
     """One optimizer's total over the other's, over the seeds at which both finished."""
-    one, other = (finished(rows, name).groupby("seed")[column].max().astype(float) for name in (exact, compressed))
+    one, other = (
+        finished(rows, name).groupby("seed")[column].max().astype(float)
+        for name in (exact, compressed)
+    )
     return (one / other).dropna()
 
 
@@ -93,13 +106,18 @@ def rule_over_hand(rows: pd.DataFrame) -> pd.Series:
     for seed, run in finished(rows, "adam").groupby("seed"):
         config = read_run(Path(run.folder.iloc[0]))["config"]
         (phase,) = config["phases"].values()
-        found[seed] = chosen_by_rule(run, 0, max(lr_warmup(phase), round(1 / (1 - config["beta2"])))) / warmup_steps
+        found[seed] = (
+            chosen_by_rule(run, 0, max(lr_warmup(phase), round(1 / (1 - config["beta2"]))))
+            / warmup_steps
+        )
     return pd.Series(found, dtype=float).dropna()
 
 
 def worst_gap(rows: pd.DataFrame) -> pd.Series:
     """The largest of the gaps of COMPRESSORS from Adam's loss, by seed, over the seeds that all have."""
-    return pd.concat([loss_gap(name)(rows) for name in COMPRESSORS], axis=1, join="inner").max(axis=1)
+    return pd.concat([loss_gap(name)(rows) for name in COMPRESSORS], axis=1, join="inner").max(
+        axis=1
+    )
 
 
 def variance_drift(rows: pd.DataFrame) -> pd.Series:
@@ -126,7 +144,9 @@ def hours_ratio(rows: pd.DataFrame) -> pd.Series:
     return ratio_by_seed(rows, "seconds")
 
 
-def losses(optimizer: str, reference: str = "adam", called: str = "Adam") -> Callable[[pd.DataFrame], str]:
+def losses(
+    optimizer: str, reference: str = "adam", called: str = "Adam"
+) -> Callable[[pd.DataFrame], str]:
     """The mean losses of an optimizer and of the reference, over the same seeds."""
 
     def text(rows: pd.DataFrame) -> str:
@@ -139,7 +159,12 @@ def losses(optimizer: str, reference: str = "adam", called: str = "Adam") -> Cal
 def compressor_losses(rows: pd.DataFrame) -> str:
     """The mean losses of COMPRESSORS and of Adam, over the same seeds."""
     rows = at_common_seeds(rows, (*COMPRESSORS, "adam"))
-    return "; ".join(f"{name.removeprefix('onebit_adam_')} {mean_loss(rows, name)}" for name in COMPRESSORS) + f"; Adam {mean_loss(rows, 'adam')}"
+    return (
+        "; ".join(
+            f"{name.removeprefix('onebit_adam_')} {mean_loss(rows, name)}" for name in COMPRESSORS
+        )
+        + f"; Adam {mean_loss(rows, 'adam')}"
+    )
 
 
 def mean_loss(rows: pd.DataFrame, optimizer: str) -> str:
@@ -148,7 +173,9 @@ def mean_loss(rows: pd.DataFrame, optimizer: str) -> str:
     diverged = int((loss == inf).sum())
     if diverged == len(loss):
         return "diverged at every seed"
-    return f"{loss[loss < inf].mean():.3f}" + f" ({diverged} of {len(loss)} diverged)" * (diverged > 0)
+    return f"{loss[loss < inf].mean():.3f}" + f" ({diverged} of {len(loss)} diverged)" * (
+        diverged > 0
+    )
 
 
 def paper_losses(figure: str, curve: str) -> Callable[[], str]:
@@ -176,45 +203,161 @@ def warmup_detail(rows: pd.DataFrame) -> str:
 WITHIN = f"the difference from Adam's loss, paired by seed, lies within ±{MARGIN:.0%}"
 
 CLAIMS = (
-    Claim("C1", "1-bit Adam converges like Adam, sample for sample", "Figure 4a, Section 7.1", "figure_04", "laptop",
-          loss_gap("onebit_adam"), (-MARGIN, MARGIN), WITHIN, losses("onebit_adam"),
-          paper_losses("fig4a", "1-bit Adam"), "+.1%"),
-    Claim("C2", "Adam with the variance frozen, but nothing compressed, converges like Adam too", "Figure 6, Section 7.2",
-          "figure_04", "laptop", loss_gap("onebit_adam_32bit"), (-MARGIN, MARGIN), WITHIN,
-          losses("onebit_adam_32bit"), frozen_accuracies, "+.1%"),
-    Claim("C3", "Adam on naively compressed 1-bit gradients falls behind", "Figure 1, Section 3.2; 0/1 Adam, abstract", "figure_04", "laptop",
-          of_finished(loss_gap("naive_onebit_adam")), (MARGIN, inf), f"its loss lies more than {MARGIN:.0%} above Adam's, paired by seed",
-          losses("naive_onebit_adam"), paper_losses("fig1", "Adam w/ basic gradient compression"), "+.1%"),
-    Claim("C4", "The volume falls to w + (1 - w)/32 of Adam's, w the share of warm-up steps", "Section 7.1", "figure_04",
-          "laptop", volume_over_formula, (0.98, 1.02),
-          "bytes counted at the wire give the formula's reduction at fp32 within 2%",
-          lambda rows: f"{volume_reduction(rows).mean():.2f}x measured, {formula_reduction(rows):.2f}x by the formula",
-          lambda: f"up to {paper_number('volume_reduction_up_to'):.0f}x at fp16; the formula gives "
-                  f"{paper_number('volume_reduction_large_128')}x for BERT-Large", ".3f"),
-    Claim("C5", "Adam's variance has settled by T_w", "Figure 2, Sections 3.3 and 7.1", "figure_04", "laptop",
-          variance_ratio_at_freeze, (0.96, 1 / 0.96),
-          "the ratio of ||v||_1 to its value 1/(1 - beta2) steps before lies in [0.96, 1/0.96] at T_w", warmup_detail,
-          lambda: f"{paper_number('auto_rule_threshold')} at step {paper_number('auto_rule_step'):,.0f}; "
-                  f"T_w = {paper_number('bert_large_128_warmup'):,.0f}", ".3f"),
-    Claim("C6", "After T_w Adam's variance stays about where it was", "Figure 2, Section 3.3", "figure_04", "laptop",
-          variance_drift, (1.0, 2.0), "at no step after T_w does ||v||_2 differ from its value at T_w by more than a factor of 2",
-          warmup_detail, lambda: f"{paper_variance_drift():.2f}", ".2f"),
-    Claim("C7", "On a slow network 1-bit Adam trains BERT-Large several times faster", "Figure 4b, Section 7.1",
-          "figure_04", "paper", hours_ratio, (3.0, inf), "at least 3 times faster than Adam on 64 GPUs over Ethernet",
-          lambda rows: f"{rows[rows.optimizer == 'onebit_adam'].seconds.max() / 3600:.1f} h",
-          lambda: f"{paper_number('wall_clock_speedup')}x ({paper_number('adam_hours')} h to "
-                  f"{paper_number('onebit_adam_hours')} h)", ".1f"),
-    Claim("C23", "A rule finds T_w by itself: freeze when the ratio of ||v||_1 has reached 0.96, after the learning rate's warm-up", "Section 7.1",
-          "figure_04", "laptop", rule_over_hand, NEAR_HAND_TUNED,
-          f"it stops Adam's run between {NEAR_HAND_TUNED[0]:.2f} and {NEAR_HAND_TUNED[1]:.2f} times T_w", warmup_detail,
-          lambda: f"{paper_number('auto_rule_step') / paper_number('bert_large_128_warmup'):.2f} (step {paper_number('auto_rule_step'):,.0f}, "
-                  f"T_w = {paper_number('bert_large_128_warmup'):,.0f})", ".2f"),
-    Claim("C24", "1-bit Adam is robust to the compressor", "Section 8", "figure_04", "laptop", worst_gap, (-inf, MARGIN),
-          f"with 2, 4 and 8 bits and with the top 1/64, the worst loss lies at most {MARGIN:.0%} above Adam's, paired by seed",
-          compressor_losses, lambda: "said, not shown", "+.2%"),
-    Claim("C25", "1-bit Adam converges like Adam over both sequence lengths of BERT-Large", "Table 2, Section 7.1", "table_02", "paper",
-          loss_gap("onebit_adam"), (-MARGIN, MARGIN), WITHIN, losses("onebit_adam"), lambda: "the same steps", "+.1%"),
-    Claim("C26", "1-bit Adam converges like Adam over both sequence lengths of BERT-Base", "Table 2, Section 7.1", "table_02_base", "paper",
-          loss_gap("onebit_adam"), (-MARGIN, MARGIN), WITHIN,
-          losses("onebit_adam"), lambda: "the same steps; \"the same\", not plotted", "+.1%"),
+    Claim(
+        "C1",
+        "1-bit Adam converges like Adam, sample for sample",
+        "Figure 4a, Section 7.1",
+        "figure_04",
+        "laptop",
+        loss_gap("onebit_adam"),
+        (-MARGIN, MARGIN),
+        WITHIN,
+        losses("onebit_adam"),
+        paper_losses("fig4a", "1-bit Adam"),
+        "+.1%",
+    ),
+    Claim(
+        "C2",
+        "Adam with the variance frozen, but nothing compressed, converges like Adam too",
+        "Figure 6, Section 7.2",
+        "figure_04",
+        "laptop",
+        loss_gap("onebit_adam_32bit"),
+        (-MARGIN, MARGIN),
+        WITHIN,
+        losses("onebit_adam_32bit"),
+        frozen_accuracies,
+        "+.1%",
+    ),
+    Claim(
+        "C3",
+        "Adam on naively compressed 1-bit gradients falls behind",
+        "Figure 1, Section 3.2; 0/1 Adam, abstract",
+        "figure_04",
+        "laptop",
+        of_finished(loss_gap("naive_onebit_adam")),
+        (MARGIN, inf),
+        f"its loss lies more than {MARGIN:.0%} above Adam's, paired by seed",
+        losses("naive_onebit_adam"),
+        paper_losses("fig1", "Adam w/ basic gradient compression"),
+        "+.1%",
+    ),
+    Claim(
+        "C4",
+        "The volume falls to w + (1 - w)/32 of Adam's, w the share of warm-up steps",
+        "Section 7.1",
+        "figure_04",
+        "laptop",
+        volume_over_formula,
+        (0.98, 1.02),
+        "bytes counted at the wire give the formula's reduction at fp32 within 2%",
+        lambda rows: (
+            f"{volume_reduction(rows).mean():.2f}x measured, {formula_reduction(rows):.2f}x by the formula"
+        ),
+        lambda: (
+            f"up to {paper_number('volume_reduction_up_to'):.0f}x at fp16; the formula gives "
+            f"{paper_number('volume_reduction_large_128')}x for BERT-Large"
+        ),
+        ".3f",
+    ),
+    Claim(
+        "C5",
+        "Adam's variance has settled by T_w",
+        "Figure 2, Sections 3.3 and 7.1",
+        "figure_04",
+        "laptop",
+        variance_ratio_at_freeze,
+        (0.96, 1 / 0.96),
+        "the ratio of ||v||_1 to its value 1/(1 - beta2) steps before lies in [0.96, 1/0.96] at T_w",
+        warmup_detail,
+        lambda: (
+            f"{paper_number('auto_rule_threshold')} at step {paper_number('auto_rule_step'):,.0f}; "
+            f"T_w = {paper_number('bert_large_128_warmup'):,.0f}"
+        ),
+        ".3f",
+    ),
+    Claim(
+        "C6",
+        "After T_w Adam's variance stays about where it was",
+        "Figure 2, Section 3.3",
+        "figure_04",
+        "laptop",
+        variance_drift,
+        (1.0, 2.0),
+        "at no step after T_w does ||v||_2 differ from its value at T_w by more than a factor of 2",
+        warmup_detail,
+        lambda: f"{paper_variance_drift():.2f}",
+        ".2f",
+    ),
+    Claim(
+        "C7",
+        "On a slow network 1-bit Adam trains BERT-Large several times faster",
+        "Figure 4b, Section 7.1",
+        "figure_04",
+        "paper",
+        hours_ratio,
+        (3.0, inf),
+        "at least 3 times faster than Adam on 64 GPUs over Ethernet",
+        lambda rows: f"{rows[rows.optimizer == 'onebit_adam'].seconds.max() / 3600:.1f} h",
+        lambda: (
+            f"{paper_number('wall_clock_speedup')}x ({paper_number('adam_hours')} h to "
+            f"{paper_number('onebit_adam_hours')} h)"
+        ),
+        ".1f",
+    ),
+    Claim(
+        "C23",
+        "A rule finds T_w by itself: freeze when the ratio of ||v||_1 has reached 0.96, after the learning rate's warm-up",
+        "Section 7.1",
+        "figure_04",
+        "laptop",
+        rule_over_hand,
+        NEAR_HAND_TUNED,
+        f"it stops Adam's run between {NEAR_HAND_TUNED[0]:.2f} and {NEAR_HAND_TUNED[1]:.2f} times T_w",
+        warmup_detail,
+        lambda: (
+            f"{paper_number('auto_rule_step') / paper_number('bert_large_128_warmup'):.2f} (step {paper_number('auto_rule_step'):,.0f}, "
+            f"T_w = {paper_number('bert_large_128_warmup'):,.0f})"
+        ),
+        ".2f",
+    ),
+    Claim(
+        "C24",
+        "1-bit Adam is robust to the compressor",
+        "Section 8",
+        "figure_04",
+        "laptop",
+        worst_gap,
+        (-inf, MARGIN),
+        f"with 2, 4 and 8 bits and with the top 1/64, the worst loss lies at most {MARGIN:.0%} above Adam's, paired by seed",
+        compressor_losses,
+        lambda: "said, not shown",
+        "+.2%",
+    ),
+    Claim(
+        "C25",
+        "1-bit Adam converges like Adam over both sequence lengths of BERT-Large",
+        "Table 2, Section 7.1",
+        "table_02",
+        "paper",
+        loss_gap("onebit_adam"),
+        (-MARGIN, MARGIN),
+        WITHIN,
+        losses("onebit_adam"),
+        lambda: "the same steps",
+        "+.1%",
+    ),
+    Claim(
+        "C26",
+        "1-bit Adam converges like Adam over both sequence lengths of BERT-Base",
+        "Table 2, Section 7.1",
+        "table_02_base",
+        "paper",
+        loss_gap("onebit_adam"),
+        (-MARGIN, MARGIN),
+        WITHIN,
+        losses("onebit_adam"),
+        lambda: 'the same steps; "the same", not plotted',
+        "+.1%",
+    ),
 )

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from .. import measured
-from ..results import load, paper_curve
+from onebit.lab import measured
+from onebit.lab.results import load, paper_curve
 
 TAIL = 0.1
 Statistic = Callable[[pd.DataFrame], pd.Series]
@@ -76,7 +76,9 @@ def tail_mean(rows: pd.DataFrame, optimizer: str, column: str) -> pd.Series:
     if column not in rows:  # nothing was evaluated
         return pd.Series(dtype=float)
     rows = rows[rows.optimizer == optimizer]
-    return rows[rows.step > (1 - TAIL) * rows.total_steps].groupby("seed")[column].mean().astype(float)
+    return (
+        rows[rows.step > (1 - TAIL) * rows.total_steps].groupby("seed")[column].mean().astype(float)
+    )
 
 
 def infinite_where_diverged(values: pd.Series, rows: pd.DataFrame, optimizer: str) -> pd.Series:
@@ -86,9 +88,13 @@ def infinite_where_diverged(values: pd.Series, rows: pd.DataFrame, optimizer: st
     return values
 
 
-def relative_gap(final: Callable[[pd.DataFrame, str], pd.Series], optimizer: str, reference: str = "adam") -> Statistic:
+def relative_gap(
+    final: Callable[[pd.DataFrame, str], pd.Series], optimizer: str, reference: str = "adam"
+) -> Statistic:
     """(final - the reference's) / the reference's, by seed; none where the reference diverged, infinite where only the other did."""
-    return lambda rows: (final(rows, optimizer) / final(rows, reference).replace(inf, nan) - 1).dropna()
+    return lambda rows: (
+        final(rows, optimizer) / final(rows, reference).replace(inf, nan) - 1
+    ).dropna()
 
 
 def of_finished(statistic: Statistic) -> Statistic:

@@ -12,14 +12,22 @@ from math import inf
 
 import pandas as pd
 
-from .claim import Claim, infinite_where_diverged, paper_tails, relative_gap, tail_mean
+from onebit.lab.claims.claim import (
+    Claim,
+    infinite_where_diverged,
+    paper_tails,
+    relative_gap,
+    tail_mean,
+)
 
 MARGINS = {"loss_discriminator": 0.10, "loss_generator": 0.40, "sliced_wasserstein": 0.25}
 
 
 def final(metric: str) -> Callable[[pd.DataFrame, str], pd.Series]:
     """Mean of a metric over the last TAIL of the steps, by seed; infinite if the run diverged."""
-    return lambda rows, optimizer: infinite_where_diverged(tail_mean(rows, optimizer, metric), rows, optimizer)
+    return lambda rows, optimizer: infinite_where_diverged(
+        tail_mean(rows, optimizer, metric), rows, optimizer
+    )
 
 
 def means(metric: str, called: str) -> Callable[[pd.DataFrame], str]:
@@ -28,8 +36,11 @@ def means(metric: str, called: str) -> Callable[[pd.DataFrame], str]:
     def text(rows: pd.DataFrame) -> str:
         ours, adams = (final(metric)(rows, optimizer) for optimizer in ("onebit_adam", "adam"))
         diverged = int((ours == inf).sum())
-        return f"{called} {ours[ours < inf].mean():.3f}" + f" ({diverged} of {len(ours)} diverged)" * (diverged > 0) \
+        return (
+            f"{called} {ours[ours < inf].mean():.3f}"
+            + f" ({diverged} of {len(ours)} diverged)" * (diverged > 0)
             + f", Adam {adams[adams < inf].mean():.3f}"
+        )
 
     return text
 
@@ -42,24 +53,61 @@ def paper_loss(player: str) -> Callable[[], str]:
     return text
 
 
-def claim(name: str, statement: str, place: str, metric: str, called: str, least: float, rule: str, paper: Callable[[], str]) -> Claim:
-    return Claim(name=name, statement=statement, place=place, experiment="figure_08", profile="laptop",
-                 statistic=relative_gap(final(metric), "onebit_adam"), accepts=(least, MARGINS[metric]), rule=rule,
-                 detail=means(metric, called), paper=paper, style="+.1%")
+def claim(
+    name: str,
+    statement: str,
+    place: str,
+    metric: str,
+    called: str,
+    least: float,
+    rule: str,
+    paper: Callable[[], str],
+) -> Claim:
+    return Claim(
+        name=name,
+        statement=statement,
+        place=place,
+        experiment="figure_08",
+        profile="laptop",
+        statistic=relative_gap(final(metric), "onebit_adam"),
+        accepts=(least, MARGINS[metric]),
+        rule=rule,
+        detail=means(metric, called),
+        paper=paper,
+        style="+.1%",
+    )
 
 
 def like(name: str, statement: str, player: str) -> Claim:
     metric = f"loss_{player.lower()}"
     margin = MARGINS[metric]
-    return claim(name, statement, "Figure 8a, Section 7.3", metric, "loss", -margin,
-                 f"the difference from the loss with Adam, paired by seed, lies within ±{margin:.0%} of it", paper_loss(player))
+    return claim(
+        name,
+        statement,
+        "Figure 8a, Section 7.3",
+        metric,
+        "loss",
+        -margin,
+        f"the difference from the loss with Adam, paired by seed, lies within ±{margin:.0%} of it",
+        paper_loss(player),
+    )
 
 
 CLAIMS = (
-    like("C20", "A DCGAN's discriminator has the same loss with 1-bit Adam as with Adam", "Discriminator"),
+    like(
+        "C20",
+        "A DCGAN's discriminator has the same loss with 1-bit Adam as with Adam",
+        "Discriminator",
+    ),
     like("C21", "A DCGAN's generator has the same loss with 1-bit Adam as with Adam", "Generator"),
-    claim("C22", "The images of a DCGAN trained with 1-bit Adam are as good as with Adam", "Figures 8b and 8c, Section 7.3", "sliced_wasserstein",
-          "distance", -inf,
-          f"their distance from held-out images lies at most {MARGINS['sliced_wasserstein']:.0%} above that with Adam, paired by seed",
-          lambda: "shown, without a score"),
+    claim(
+        "C22",
+        "The images of a DCGAN trained with 1-bit Adam are as good as with Adam",
+        "Figures 8b and 8c, Section 7.3",
+        "sliced_wasserstein",
+        "distance",
+        -inf,
+        f"their distance from held-out images lies at most {MARGINS['sliced_wasserstein']:.0%} above that with Adam, paired by seed",
+        lambda: "shown, without a score",
+    ),
 )

@@ -28,16 +28,23 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..facts import ENDED, read_run, without
-from ..results import PAPER, TUNING_SEED, paper_number, read_evaluation, require_alike
-from .claim import Claim, Statistic, finished, infinite_where_diverged, of_finished
+from onebit.lab.claims.claim import Claim, Statistic, finished, infinite_where_diverged, of_finished
+from onebit.lab.facts import ENDED, read_run, without
+from onebit.lab.results import PAPER, TUNING_SEED, paper_number, read_evaluation, require_alike
 
 MARGIN = 0.02
 SQUAD_MARGIN = 0.005
 MEAN_MARGIN = 0.01
 # Tasks that the laptop's runs say nothing of: the first two are not learned in so short a run (with Adam, at seed 0, accuracy 47 % on RTE and
 # Matthews' correlation 0 on CoLA, so that any two optimizers would be alike), the data of the others could not be fetched.
-ON_CLUSTER = {"rte": "RTE", "cola": "CoLA", "mrpc": "MRPC", "qnli": "QNLI", "qqp": "QQP", "mnli": "MNLI"}
+ON_CLUSTER = {
+    "rte": "RTE",
+    "cola": "CoLA",
+    "mrpc": "MRPC",
+    "qnli": "QNLI",
+    "qqp": "QQP",
+    "mnli": "MNLI",
+}
 # Of each experiment of Table 3, the metric that is compared.
 METRICS = {
     "squad": "f1", "glue_rte": "accuracy", "glue_mrpc": "accuracy", "glue_cola": "matthews", "glue_sst2": "accuracy", "glue_qnli": "accuracy",
@@ -77,7 +84,11 @@ def scores(optimizer: str, metric: str) -> Callable[[pd.DataFrame], str]:
     def text(rows: pd.DataFrame) -> str:
         lost = diverged(rows, optimizer)
         means = [final_score(rows, name, metric).mean() for name in (optimizer, "adam")]
-        return f"{metric} {means[0]:.1f}" + f" ({lost} diverged)" * bool(lost) + f", Adam {means[1]:.1f}"
+        return (
+            f"{metric} {means[0]:.1f}"
+            + f" ({lost} diverged)" * bool(lost)
+            + f", Adam {means[1]:.1f}"
+        )
 
     return text
 
@@ -92,38 +103,85 @@ def paper_scores(one: str, reference: str, kind: str, called: str = "Adam") -> C
     return text
 
 
-def like_adam(name: str, statement: str, place: str, experiment: str, paper: Callable[[], str], *, profile="laptop", margin=MARGIN) -> Claim:
+def like_adam(
+    name: str,
+    statement: str,
+    place: str,
+    experiment: str,
+    paper: Callable[[], str],
+    *,
+    profile="laptop",
+    margin=MARGIN,
+) -> Claim:
     metric = METRICS[experiment]
     rule = f"the difference from Adam's {metric.replace('_', ' ')}, in %, paired by seed, lies within ±{100 * margin:g} points"
-    return Claim(name, statement, place, experiment, profile, score_gap("onebit_adam", metric), (-margin, margin), rule,
-                 scores("onebit_adam", metric), paper, "+.1%")
+    return Claim(
+        name,
+        statement,
+        place,
+        experiment,
+        profile,
+        score_gap("onebit_adam", metric),
+        (-margin, margin),
+        rule,
+        scores("onebit_adam", metric),
+        paper,
+        "+.1%",
+    )
 
 
 def on_glue(name: str, task: str, title: str, metric: str, profile: str = "laptop") -> Claim:
     """The paper's numbers are those of BERT-Base."""
     if task == "stsb":
-        paper = paper_scores("lamb_table_3_onebit_lamb_stsb", "lamb_table_3_lamb_stsb", metric, "LAMB")
+        paper = paper_scores(
+            "lamb_table_3_onebit_lamb_stsb", "lamb_table_3_lamb_stsb", metric, "LAMB"
+        )
     else:
-        paper = paper_scores(f"table_3_base_onebit_adam_{task}", f"table_3_base_adam_{task}", metric)
+        paper = paper_scores(
+            f"table_3_base_onebit_adam_{task}", f"table_3_base_adam_{task}", metric
+        )
     place = "1-bit LAMB, Table 3" if task == "stsb" else "Table 3"
-    return like_adam(name, f"On {title}, fine-tuning with 1-bit Adam scores like fine-tuning with Adam", place, f"glue_{task}", paper,
-                     profile=profile)
+    return like_adam(
+        name,
+        f"On {title}, fine-tuning with 1-bit Adam scores like fine-tuning with Adam",
+        place,
+        f"glue_{task}",
+        paper,
+        profile=profile,
+    )
 
 
 def paper_mean(prefix: str) -> float:
     """The mean over the tasks of a row of Table 3."""
     numbers = pd.read_csv(PAPER / "numbers.csv", index_col="id")["value"]
-    tasks = [task for task in ("rte", "mrpc", "cola", "sst2", "qnli", "qqp", "mnli", "mnli_mm", "stsb") if f"{prefix}_{task}" in numbers]
+    tasks = [
+        task
+        for task in ("rte", "mrpc", "cola", "sst2", "qnli", "qqp", "mnli", "mnli_mm", "stsb")
+        if f"{prefix}_{task}" in numbers
+    ]
     return float(numbers[[f"{prefix}_{task}" for task in tasks]].mean())
 
 
-def pretrained(name: str, statement: str, place: str, pair: tuple[str, str], accepts: tuple[float, float], rule: str, paper: Callable[[], str],
-               experiments: tuple[str, ...] = ON_GLUE) -> Claim:
+def pretrained(
+    name: str,
+    statement: str,
+    place: str,
+    pair: tuple[str, str],
+    accepts: tuple[float, float],
+    rule: str,
+    paper: Callable[[], str],
+    experiments: tuple[str, ...] = ON_GLUE,
+) -> Claim:
     """pair: the optimizers of the pre-training that are compared. experiments: in which both are fine-tuned."""
     one, other = pair
 
     def statistic(rows: pd.DataFrame) -> pd.Series:
-        means = compared(rows, pair, experiments).mean(axis="columns", skipna=False).unstack("optimizer").reindex(columns=pair)
+        means = (
+            compared(rows, pair, experiments)
+            .mean(axis="columns", skipna=False)
+            .unstack("optimizer")
+            .reindex(columns=pair)
+        )
         return (means[one] - means[other].replace(-inf, nan)).dropna() / 100
 
     def detail(rows: pd.DataFrame) -> str:
@@ -133,18 +191,37 @@ def pretrained(name: str, statement: str, place: str, pair: tuple[str, str], acc
         for optimizer in pair:
             values = means[means.index.get_level_values("optimizer") == optimizer]
             lost = int((values == -inf).sum())
-            parts.append(f"{optimizer} {values[values > -inf].mean():.1f}" + f" ({lost} diverged)" * bool(lost))
+            parts.append(
+                f"{optimizer} {values[values > -inf].mean():.1f}"
+                + f" ({lost} diverged)" * bool(lost)
+            )
         without = [experiment for experiment in experiments if experiment not in scores]
         return ", ".join(parts) + (f"; without {', '.join(without)}" if without else "")
 
     judged = of_finished(statistic) if accepts[0] == -inf else statistic  # what is to fall behind
-    return Claim(name, statement, place, "pretrained", "paper", judged, accepts, rule, detail, paper, "+.1%",
-                 read=partial(pretrained_rows, pair=pair))
+    return Claim(
+        name,
+        statement,
+        place,
+        "pretrained",
+        "paper",
+        judged,
+        accepts,
+        rule,
+        detail,
+        paper,
+        "+.1%",
+        read=partial(pretrained_rows, pair=pair),
+    )
 
 
-def compared(rows: pd.DataFrame, pair: tuple[str, str], experiments: tuple[str, ...]) -> pd.DataFrame:
+def compared(
+    rows: pd.DataFrame, pair: tuple[str, str], experiments: tuple[str, ...]
+) -> pd.DataFrame:
     """The scores by (optimizer, seed), of the seeds that both optimizers have, in the experiments that have ended for all of these."""
-    rows = rows[rows.optimizer.isin(pair) & (rows.step == rows.total_steps)].set_index(["optimizer", "seed"])
+    rows = rows[rows.optimizer.isin(pair) & (rows.step == rows.total_steps)].set_index(
+        ["optimizer", "seed"]
+    )
     scores = rows[[name for name in experiments if name in rows]].dropna(how="all").astype(float)
     seeds = scores.index.get_level_values("seed")
     return scores[seeds.map(seeds.value_counts()) == len(pair)].dropna(axis="columns")
@@ -158,13 +235,23 @@ def pretrained_rows(root: Path, profile: str, pair: tuple[str, str]) -> pd.DataF
     found, records = {}, {}
     for folder in sorted((Path(root) / "runs" / "pretrained" / profile).glob("*/seed-*/*")):
         record = read_run(folder)
-        if folder.parts[-3] in pair and record.get("status") in ENDED and record["experiment"] in METRICS and record["seed"] != TUNING_SEED:
+        if (
+            folder.parts[-3] in pair
+            and record.get("status") in ENDED
+            and record["experiment"] in METRICS
+            and record["seed"] != TUNING_SEED
+        ):
             records.setdefault(record["experiment"], []).append(of_pretraining(record, folder))
-            found.setdefault((folder.parts[-3], record["seed"]), {})[record["experiment"]] = score_of(record, folder)
+            found.setdefault((folder.parts[-3], record["seed"]), {})[record["experiment"]] = (
+                score_of(record, folder)
+            )
     for some in records.values():
         require_alike(some)
     require_alike([record["pretraining"] for some in records.values() for record in some])
-    rows = [{"optimizer": optimizer, "seed": seed, "step": 1, "total_steps": 1, **scores} for (optimizer, seed), scores in found.items()]
+    rows = [
+        {"optimizer": optimizer, "seed": seed, "step": 1, "total_steps": 1, **scores}
+        for (optimizer, seed), scores in found.items()
+    ]
     return pd.DataFrame(rows, columns=["optimizer", "seed", "step", "total_steps", *records])
 
 
@@ -172,16 +259,34 @@ def of_pretraining(record: dict, folder: Path) -> dict:
     """A run's record without what names its weights, which differ. ValueError if it is not what its folder says."""
     before = record.get("pretraining")
     if before is None:
-        raise ValueError(f"{folder} was not fine-tuned from weights of scripts/export_weights, so nobody knows what pre-trained them.")
+        raise ValueError(
+            f"{folder} was not fine-tuned from weights of scripts/export_weights, so nobody knows what pre-trained them."
+        )
     optimizer, seed, experiment = folder.parts[-3:]
-    own = (record["optimizer"], record["experiment"], f"seed-{record['seed']}", before["optimizer"], f"seed-{before['seed']}")
+    own = (
+        record["optimizer"],
+        record["experiment"],
+        f"seed-{record['seed']}",
+        before["optimizer"],
+        f"seed-{before['seed']}",
+    )
     if own != ("adam", experiment, seed, optimizer, seed):
-        raise ValueError(f"{folder} holds {own[1]}, {own[2]}, fine-tuned with {own[0]} from weights of {own[3]}, {own[4]}: the folder must be "
-                         "OPTIMIZER/seed-N/EXPERIMENT of the pre-training's optimizer, the seed of both, and Adam's fine-tuning.")
+        raise ValueError(
+            f"{folder} holds {own[1]}, {own[2]}, fine-tuned with {own[0]} from weights of {own[3]}, {own[4]}: the folder must be "
+            "OPTIMIZER/seed-N/EXPERIMENT of the pre-training's optimizer, the seed of both, and Adam's fine-tuning."
+        )
     if before["step"] < before["total_steps"] and before["status"] != "diverged":
-        raise ValueError(f"{folder} was fine-tuned from a pre-training that had not finished: step {before['step']} of {before['total_steps']}.")
-    config = record["config"] | {"task": without(record["config"]["task"], ("weights", "tokenizer"))}
-    return record | {"config": config, "folder": folder, "pretraining": before | {"folder": f"the pre-training of {folder}"}}
+        raise ValueError(
+            f"{folder} was fine-tuned from a pre-training that had not finished: step {before['step']} of {before['total_steps']}."
+        )
+    config = record["config"] | {
+        "task": without(record["config"]["task"], ("weights", "tokenizer"))
+    }
+    return record | {
+        "config": config,
+        "folder": folder,
+        "pretraining": before | {"folder": f"the pre-training of {folder}"},
+    }
 
 
 def score_of(record: dict, folder: Path) -> float:
@@ -189,38 +294,94 @@ def score_of(record: dict, folder: Path) -> float:
     if "diverged" in (record["status"], record["pretraining"]["status"]):
         return -inf
     metrics = read_evaluation(folder)
-    return nan if metrics is None else metrics.get(METRICS[record["experiment"]], pd.Series(dtype=float)).get(record["total_steps"], nan)
+    return (
+        nan
+        if metrics is None
+        else metrics.get(METRICS[record["experiment"]], pd.Series(dtype=float)).get(
+            record["total_steps"], nan
+        )
+    )
 
 
 def paper_means(one: str, other: str) -> Callable[[], str]:
-    return lambda: f"{(paper_mean(one) - paper_mean(other)) / 100:+.1%} (mean {paper_mean(one):.1f}, {paper_mean(other):.1f})"
+    return lambda: (
+        f"{(paper_mean(one) - paper_mean(other)) / 100:+.1%} (mean {paper_mean(one):.1f}, {paper_mean(other):.1f})"
+    )
 
 
 SAME_MEAN = f"the mean score on GLUE, in %, paired by seed, lies within ±{100 * MEAN_MARGIN:g} points of that after pre-training with "
 ON_SQUAD = paper_scores("squad_f1_onebit_adam", "squad_f1_adam", "F1")
 
 CLAIMS = (
-    like_adam("T1", "Fine-tuned on SQuAD 1.1 with 1-bit Adam, BERT answers like one fine-tuned with Adam", "Section 7.1", "squad", ON_SQUAD),
-    like_adam("T2", "Fine-tuned on SQuAD 1.1 with 1-bit Adam, BERT-Large answers like one fine-tuned with Adam", "Section 7.1", "squad", ON_SQUAD,
-              profile="paper", margin=SQUAD_MARGIN),
+    like_adam(
+        "T1",
+        "Fine-tuned on SQuAD 1.1 with 1-bit Adam, BERT answers like one fine-tuned with Adam",
+        "Section 7.1",
+        "squad",
+        ON_SQUAD,
+    ),
+    like_adam(
+        "T2",
+        "Fine-tuned on SQuAD 1.1 with 1-bit Adam, BERT-Large answers like one fine-tuned with Adam",
+        "Section 7.1",
+        "squad",
+        ON_SQUAD,
+        profile="paper",
+        margin=SQUAD_MARGIN,
+    ),
     on_glue("T3", "sst2", "SST-2", "accuracy"),
     on_glue("T4", "stsb", "STS-B", "Spearman's correlation"),
-    *(on_glue(f"T{number}", task, title, METRICS[f"glue_{task}"], "paper") for number, (task, title) in enumerate(ON_CLUSTER.items(), 5)),
-    pretrained("T11", "Pre-trained with 1-bit Adam, BERT scores on GLUE like one pre-trained with Adam", "Table 3", ("onebit_adam", "adam"),
-               (-MEAN_MARGIN, MEAN_MARGIN), SAME_MEAN + "Adam", paper_means("table_3_large_onebit_adam", "table_3_large_adam")),
-    pretrained("T12", "Pre-trained with 0/1 Adam, BERT scores on GLUE like one pre-trained with Adam", "0/1 Adam, abstract",
-               ("zero_one_adam", "adam"), (-MEAN_MARGIN, MEAN_MARGIN),
-               SAME_MEAN + "Adam", lambda: "the same, no number found"),
-    pretrained("T13", "Pre-trained with 1-bit LAMB, BERT scores on GLUE like one pre-trained with LAMB", "1-bit LAMB, Table 3",
-               ("onebit_lamb", "lamb"),
-               (-MEAN_MARGIN, MEAN_MARGIN), SAME_MEAN + "LAMB", paper_means("lamb_table_3_onebit_lamb", "lamb_table_3_lamb")),
-    pretrained("T14", "Pre-trained with LAMB and basic 1-bit compression, BERT scores worse on GLUE", "1-bit LAMB, Table 3",
-               ("lamb_basic_onebit", "lamb"),
-               (-inf, -MEAN_MARGIN), f"the mean score on GLUE lies more than {100 * MEAN_MARGIN:g} points below LAMB's, paired by seed",
-               paper_means("lamb_table_3_lamb_basic_onebit", "lamb_table_3_lamb")),
-    pretrained("T15", "Pre-trained with 1-bit LAMB, BERT answers SQuAD 1.1 like one pre-trained with LAMB", "1-bit LAMB, Table 2",
-               ("onebit_lamb", "lamb"), (-SQUAD_MARGIN, SQUAD_MARGIN),
-               f"the difference in F1, in %, paired by seed, lies within ±{100 * SQUAD_MARGIN:g} points",
-               lambda: f"{(paper_number('onebit_lamb_squad_f1') - paper_number('lamb_squad_f1')) / 100:+.1%} "
-                       f"(F1 {paper_number('onebit_lamb_squad_f1'):.1f}, LAMB {paper_number('lamb_squad_f1'):.1f})", ("squad",)),
+    *(
+        on_glue(f"T{number}", task, title, METRICS[f"glue_{task}"], "paper")
+        for number, (task, title) in enumerate(ON_CLUSTER.items(), 5)
+    ),
+    pretrained(
+        "T11",
+        "Pre-trained with 1-bit Adam, BERT scores on GLUE like one pre-trained with Adam",
+        "Table 3",
+        ("onebit_adam", "adam"),
+        (-MEAN_MARGIN, MEAN_MARGIN),
+        SAME_MEAN + "Adam",
+        paper_means("table_3_large_onebit_adam", "table_3_large_adam"),
+    ),
+    pretrained(
+        "T12",
+        "Pre-trained with 0/1 Adam, BERT scores on GLUE like one pre-trained with Adam",
+        "0/1 Adam, abstract",
+        ("zero_one_adam", "adam"),
+        (-MEAN_MARGIN, MEAN_MARGIN),
+        SAME_MEAN + "Adam",
+        lambda: "the same, no number found",
+    ),
+    pretrained(
+        "T13",
+        "Pre-trained with 1-bit LAMB, BERT scores on GLUE like one pre-trained with LAMB",
+        "1-bit LAMB, Table 3",
+        ("onebit_lamb", "lamb"),
+        (-MEAN_MARGIN, MEAN_MARGIN),
+        SAME_MEAN + "LAMB",
+        paper_means("lamb_table_3_onebit_lamb", "lamb_table_3_lamb"),
+    ),
+    pretrained(
+        "T14",
+        "Pre-trained with LAMB and basic 1-bit compression, BERT scores worse on GLUE",
+        "1-bit LAMB, Table 3",
+        ("lamb_basic_onebit", "lamb"),
+        (-inf, -MEAN_MARGIN),
+        f"the mean score on GLUE lies more than {100 * MEAN_MARGIN:g} points below LAMB's, paired by seed",
+        paper_means("lamb_table_3_lamb_basic_onebit", "lamb_table_3_lamb"),
+    ),
+    pretrained(
+        "T15",
+        "Pre-trained with 1-bit LAMB, BERT answers SQuAD 1.1 like one pre-trained with LAMB",
+        "1-bit LAMB, Table 2",
+        ("onebit_lamb", "lamb"),
+        (-SQUAD_MARGIN, SQUAD_MARGIN),
+        f"the difference in F1, in %, paired by seed, lies within ±{100 * SQUAD_MARGIN:g} points",
+        lambda: (
+            f"{(paper_number('onebit_lamb_squad_f1') - paper_number('lamb_squad_f1')) / 100:+.1%} "
+            f"(F1 {paper_number('onebit_lamb_squad_f1'):.1f}, LAMB {paper_number('lamb_squad_f1'):.1f})"
+        ),
+        ("squad",),
+    ),
 )

@@ -21,10 +21,10 @@ from math import inf, sqrt
 
 import pandas as pd
 
-from ..results import by_tensor, paper_number
-from . import bert
-from .bert import final_loss, losses, ratio_by_seed, volume_share
-from .claim import TAIL, Claim, finished, of_finished, relative_gap
+from onebit.lab.claims import bert
+from onebit.lab.claims.bert import final_loss, losses, ratio_by_seed, volume_share
+from onebit.lab.claims.claim import TAIL, Claim, finished, of_finished, relative_gap
+from onebit.lab.results import by_tensor, paper_number
 
 MARGIN = 0.015
 FALLS = 2.0
@@ -54,11 +54,17 @@ def variance_fall(run: pd.DataFrame) -> pd.Series:
     return since.iloc[0] / tail(run, "variance") if len(since) else pd.Series(dtype=float)
 
 
-def by_seed(statistic: Callable[[pd.DataFrame], float], optimizer: str = "lamb") -> Callable[[pd.DataFrame], pd.Series]:
+def by_seed(
+    statistic: Callable[[pd.DataFrame], float], optimizer: str = "lamb"
+) -> Callable[[pd.DataFrame], pd.Series]:
     """The statistic of each run of an optimizer that finished and was watched."""
 
     def of_rows(rows: pd.DataFrame) -> pd.Series:
-        runs = finished(rows, optimizer).groupby("seed") if len(by_tensor(rows, "variance").columns) else ()
+        runs = (
+            finished(rows, optimizer).groupby("seed")
+            if len(by_tensor(rows, "variance").columns)
+            else ()
+        )
         return pd.Series({seed: statistic(run) for seed, run in runs}, dtype=float).dropna()
 
     return of_rows
@@ -78,7 +84,11 @@ def ratio_follows_variance(rows: pd.DataFrame) -> pd.Series:
         fall = variance_fall(lamb[lamb.seed == seed])
         ratio = by_steady_tensor(run[run.step > run.warmup_steps], "ratio").mean()
         if len(fall) and len(ratio):
-            found[seed] = ratio.corr(fall[ratio.index], method="spearman") if min(ratio.nunique(), fall.nunique()) > 1 else 0.0
+            found[seed] = (
+                ratio.corr(fall[ratio.index], method="spearman")
+                if min(ratio.nunique(), fall.nunique()) > 1
+                else 0.0
+            )
     return pd.Series(found, dtype=float)
 
 
@@ -106,8 +116,10 @@ def paper_losses(optimizer: str) -> Callable[[], str]:
 
 def paper_losses_16k() -> str:
     adam, lamb = (paper_number(f"{name}_16k_validation_loss") for name in ("onebit_adam", "lamb"))
-    return (f"{adam / lamb - 1:+.1%} (validation loss {adam:.3f}, LAMB {lamb:.3f}, batch 16K); F1 on SQuAD "
-            f"{paper_number('onebit_adam_16k_squad_f1'):.1f}, LAMB {paper_number('lamb_16k_squad_f1'):.1f}")
+    return (
+        f"{adam / lamb - 1:+.1%} (validation loss {adam:.3f}, LAMB {lamb:.3f}, batch 16K); F1 on SQuAD "
+        f"{paper_number('onebit_adam_16k_squad_f1'):.1f}, LAMB {paper_number('lamb_16k_squad_f1'):.1f}"
+    )
 
 
 def falls_detail(rows: pd.DataFrame) -> str:
@@ -116,49 +128,145 @@ def falls_detail(rows: pd.DataFrame) -> str:
 
 
 def spread_detail(rows: pd.DataFrame) -> str:
-    means = pd.concat([tail(run, "coefficient") for _, run in finished(rows, "lamb").groupby("seed")])
+    means = pd.concat(
+        [tail(run, "coefficient") for _, run in finished(rows, "lamb").groupby("seed")]
+    )
     return f"c from {means.min():.3f} to {means.max():.3f}"
 
 
-def claim(name: str, statement: str, place: str, statistic: Callable, accepts: tuple[float, float], rule: str, detail: Callable, paper: Callable,
-          style: str, profile: str = "laptop") -> Claim:
-    return Claim(name, statement, f"1-bit LAMB, {place}", "lamb", profile, statistic, accepts, rule, detail, paper, style)
+def claim(
+    name: str,
+    statement: str,
+    place: str,
+    statistic: Callable,
+    accepts: tuple[float, float],
+    rule: str,
+    detail: Callable,
+    paper: Callable,
+    style: str,
+    profile: str = "laptop",
+) -> Claim:
+    return Claim(
+        name,
+        statement,
+        f"1-bit LAMB, {place}",
+        "lamb",
+        profile,
+        statistic,
+        accepts,
+        rule,
+        detail,
+        paper,
+        style,
+    )
 
 
 CLAIMS = (
-    claim("L1", "1-bit LAMB converges like LAMB, sample for sample", "Figure 2, Table 2", relative_gap(final_loss, "onebit_lamb", "lamb"),
-          (-MARGIN, MARGIN), f"the difference from LAMB's loss, paired by seed, lies within ±{MARGIN:.1%}",
-          losses("onebit_lamb", "lamb", "LAMB"),
-          paper_losses("onebit_lamb"), "+.1%"),
-    claim("L2", "LAMB + basic 1-bit, with v and c frozen, falls behind", "Table 2",
-          of_finished(relative_gap(final_loss, "lamb_basic_onebit", "lamb")), (MARGIN, inf),
-          f"its loss lies more than {MARGIN:.1%} above LAMB's, paired by seed", losses("lamb_basic_onebit", "lamb", "LAMB"),
-          paper_losses("lamb_basic_onebit"), "+.1%"),
-    claim("L3", "LAMB's variance norms keep falling after T_w", "Figures 1, 4 and 5", by_seed(lambda run: variance_fall(run).median()),
-          (FALLS, inf), f"from T_w to the end the median over the tensors falls by more than a factor of {FALLS:.0f}", falls_detail,
-          lambda: f"up to {paper_number('lamb_variance_fall_up_to'):.0f}x over the run", ".2f"),
-    claim("L4", "LAMB's coefficients settle at levels of their own, tensor by tensor", "Figures 1, 4 and 5", by_seed(spread), (spread_allowed(), inf),
-          f"at the end the largest is more than {spread_allowed():.1f} times the smallest", spread_detail,
-          lambda: f"levels between {paper_number('lamb_coefficient_min')} and {paper_number('lamb_coefficient_max')}", ".1f"),
-    claim("L5", "1-bit LAMB's ratios are larger where the variance is less stable", "Figure 6", ratio_follows_variance, (FOLLOWS, inf),
-          f"over the tensors the rank correlation of r with the fall of LAMB's variance norm is above {FOLLOWS}", lambda rows: "",
-          lambda: "larger for embeddings and the layers' weights", "+.2f"),
-    claim("L6", "The volume falls to w + (1 - w)/32 of LAMB's, w the share of warm-up steps", "p. 8", volume_over_formula, (0.98, 1.02),
-          "bytes counted at the wire give the formula's reduction at fp32 within 2%", lambda rows: f"{1 / share(rows):.2f}x by the formula",
-          lambda: f"{paper_number('onebit_lamb_volume_reduction')}x at fp16", ".3f"),
-    claim("L7", "On a slow network 1-bit LAMB trains BERT-Large about twice as fast", "Table 4",
-          lambda rows: ratio_by_seed(rows, "seconds", "lamb", "onebit_lamb"), (2.0, inf),
-          "at least 2 times faster than LAMB on 256 GPUs over Ethernet",
-          lambda rows: f"{finished(rows, 'onebit_lamb').seconds.max() / 60:.0f} min",
-          lambda: f"{paper_number('onebit_lamb_speedup')}x ({paper_number('lamb_minutes'):.0f} min to {paper_number('onebit_lamb_minutes'):.0f} min)",
-          ".1f", profile="paper"),
-    claim("L8", "In batches as large as LAMB's 1-bit Adam, like Adam, ends above LAMB", "Table 1",
-          of_finished(relative_gap(final_loss, "onebit_adam", "lamb")),
-          (MARGIN, inf), f"with a learning rate of its own its loss lies more than {MARGIN:.1%} above LAMB's, paired by seed",
-          losses("onebit_adam", "lamb", "LAMB"),
-          paper_losses_16k, "+.1%", profile="paper"),
-    Claim("L9", "One scale for all tensors is enough if their momenta are scaled alike at the freeze", "1-bit LAMB, p. 17", "figure_04", "laptop",
-          relative_gap(final_loss, "onebit_adam_fused", "onebit_adam"), (-bert.MARGIN, bert.MARGIN),
-          f"the difference from the loss of 1-bit Adam with a scale for each tensor, paired by seed, lies within ±{bert.MARGIN:.0%}",
-          losses("onebit_adam_fused", "onebit_adam", "a scale for each tensor"), lambda: "said, no number", "+.1%"),
+    claim(
+        "L1",
+        "1-bit LAMB converges like LAMB, sample for sample",
+        "Figure 2, Table 2",
+        relative_gap(final_loss, "onebit_lamb", "lamb"),
+        (-MARGIN, MARGIN),
+        f"the difference from LAMB's loss, paired by seed, lies within ±{MARGIN:.1%}",
+        losses("onebit_lamb", "lamb", "LAMB"),
+        paper_losses("onebit_lamb"),
+        "+.1%",
+    ),
+    claim(
+        "L2",
+        "LAMB + basic 1-bit, with v and c frozen, falls behind",
+        "Table 2",
+        of_finished(relative_gap(final_loss, "lamb_basic_onebit", "lamb")),
+        (MARGIN, inf),
+        f"its loss lies more than {MARGIN:.1%} above LAMB's, paired by seed",
+        losses("lamb_basic_onebit", "lamb", "LAMB"),
+        paper_losses("lamb_basic_onebit"),
+        "+.1%",
+    ),
+    claim(
+        "L3",
+        "LAMB's variance norms keep falling after T_w",
+        "Figures 1, 4 and 5",
+        by_seed(lambda run: variance_fall(run).median()),
+        (FALLS, inf),
+        f"from T_w to the end the median over the tensors falls by more than a factor of {FALLS:.0f}",
+        falls_detail,
+        lambda: f"up to {paper_number('lamb_variance_fall_up_to'):.0f}x over the run",
+        ".2f",
+    ),
+    claim(
+        "L4",
+        "LAMB's coefficients settle at levels of their own, tensor by tensor",
+        "Figures 1, 4 and 5",
+        by_seed(spread),
+        (spread_allowed(), inf),
+        f"at the end the largest is more than {spread_allowed():.1f} times the smallest",
+        spread_detail,
+        lambda: (
+            f"levels between {paper_number('lamb_coefficient_min')} and {paper_number('lamb_coefficient_max')}"
+        ),
+        ".1f",
+    ),
+    claim(
+        "L5",
+        "1-bit LAMB's ratios are larger where the variance is less stable",
+        "Figure 6",
+        ratio_follows_variance,
+        (FOLLOWS, inf),
+        f"over the tensors the rank correlation of r with the fall of LAMB's variance norm is above {FOLLOWS}",
+        lambda rows: "",
+        lambda: "larger for embeddings and the layers' weights",
+        "+.2f",
+    ),
+    claim(
+        "L6",
+        "The volume falls to w + (1 - w)/32 of LAMB's, w the share of warm-up steps",
+        "p. 8",
+        volume_over_formula,
+        (0.98, 1.02),
+        "bytes counted at the wire give the formula's reduction at fp32 within 2%",
+        lambda rows: f"{1 / share(rows):.2f}x by the formula",
+        lambda: f"{paper_number('onebit_lamb_volume_reduction')}x at fp16",
+        ".3f",
+    ),
+    claim(
+        "L7",
+        "On a slow network 1-bit LAMB trains BERT-Large about twice as fast",
+        "Table 4",
+        lambda rows: ratio_by_seed(rows, "seconds", "lamb", "onebit_lamb"),
+        (2.0, inf),
+        "at least 2 times faster than LAMB on 256 GPUs over Ethernet",
+        lambda rows: f"{finished(rows, 'onebit_lamb').seconds.max() / 60:.0f} min",
+        lambda: (
+            f"{paper_number('onebit_lamb_speedup')}x ({paper_number('lamb_minutes'):.0f} min to {paper_number('onebit_lamb_minutes'):.0f} min)"
+        ),
+        ".1f",
+        profile="paper",
+    ),
+    claim(
+        "L8",
+        "In batches as large as LAMB's 1-bit Adam, like Adam, ends above LAMB",
+        "Table 1",
+        of_finished(relative_gap(final_loss, "onebit_adam", "lamb")),
+        (MARGIN, inf),
+        f"with a learning rate of its own its loss lies more than {MARGIN:.1%} above LAMB's, paired by seed",
+        losses("onebit_adam", "lamb", "LAMB"),
+        paper_losses_16k,
+        "+.1%",
+        profile="paper",
+    ),
+    Claim(
+        "L9",
+        "One scale for all tensors is enough if their momenta are scaled alike at the freeze",
+        "1-bit LAMB, p. 17",
+        "figure_04",
+        "laptop",
+        relative_gap(final_loss, "onebit_adam_fused", "onebit_adam"),
+        (-bert.MARGIN, bert.MARGIN),
+        f"the difference from the loss of 1-bit Adam with a scale for each tensor, paired by seed, lies within ±{bert.MARGIN:.0%}",
+        losses("onebit_adam_fused", "onebit_adam", "a scale for each tensor"),
+        lambda: "said, no number",
+        "+.1%",
+    ),
 )

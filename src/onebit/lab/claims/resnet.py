@@ -16,8 +16,16 @@ from math import inf
 
 import pandas as pd
 
-from ..results import paper_curve, paper_number
-from .claim import Claim, Statistic, infinite_where_diverged, of_finished, paper_tails, relative_gap, tail_mean
+from onebit.lab.claims.claim import (
+    Claim,
+    Statistic,
+    infinite_where_diverged,
+    of_finished,
+    paper_tails,
+    relative_gap,
+    tail_mean,
+)
+from onebit.lab.results import paper_curve, paper_number
 
 MARGIN = 0.10
 SOME = 0.5
@@ -26,7 +34,9 @@ CHANCE = 10.0  # %, of 10 classes
 
 def final_error(rows: pd.DataFrame, optimizer: str) -> pd.Series:
     """100 - mean test accuracy over the last TAIL of the steps, in %, by seed; infinite if the run diverged."""
-    return infinite_where_diverged(100 - tail_mean(rows, optimizer, "test_accuracy"), rows, optimizer)
+    return infinite_where_diverged(
+        100 - tail_mean(rows, optimizer, "test_accuracy"), rows, optimizer
+    )
 
 
 def error_gap(optimizer: str, reference: str = "adam") -> Statistic:
@@ -40,7 +50,10 @@ def progress(optimizer: str) -> Statistic:
     def above_chance(rows: pd.DataFrame, name: str) -> pd.Series:
         return 100 - CHANCE - final_error(rows, name)
 
-    return lambda rows: (above_chance(rows, optimizer).clip(lower=0) / above_chance(rows, "adam").replace(-inf, float("nan"))).dropna()
+    return lambda rows: (
+        above_chance(rows, optimizer).clip(lower=0)
+        / above_chance(rows, "adam").replace(-inf, float("nan"))
+    ).dropna()
 
 
 def accuracies(*optimizers: str) -> Callable[[pd.DataFrame], str]:
@@ -57,7 +70,9 @@ def mean_accuracy(rows: pd.DataFrame, optimizer: str) -> str:
     diverged = int((error == inf).sum())
     if diverged == len(error):
         return "diverged at every seed"
-    return f"{100 - error[error < inf].mean():.1f}%" + f" ({diverged} of {len(error)} diverged)" * (diverged > 0)
+    return f"{100 - error[error < inf].mean():.1f}%" + f" ({diverged} of {len(error)} diverged)" * (
+        diverged > 0
+    )
 
 
 def paper_accuracy(figure: str, curve: str, reference: str = "Adam") -> Callable[[], str]:
@@ -81,58 +96,157 @@ def paper_progress(accuracy: Callable[[], float]) -> Callable[[], str]:
 
 
 def like(optimizer: str) -> dict:
-    return {"statistic": error_gap(optimizer), "accepts": (-MARGIN, MARGIN), "style": "+.1%", "detail": accuracies(optimizer, "adam"),
-            "rule": f"the difference from Adam's test error, paired by seed, lies within ±{MARGIN:.0%} of it"}
+    return {
+        "statistic": error_gap(optimizer),
+        "accepts": (-MARGIN, MARGIN),
+        "style": "+.1%",
+        "detail": accuracies(optimizer, "adam"),
+        "rule": f"the difference from Adam's test error, paired by seed, lies within ±{MARGIN:.0%} of it",
+    }
 
 
 def works(optimizer: str) -> dict:
-    return {"statistic": error_gap(optimizer), "accepts": (-inf, MARGIN), "style": "+.1%", "detail": accuracies(optimizer, "adam"),
-            "rule": f"its test error lies at most {MARGIN:.0%} above Adam's, paired by seed"}
+    return {
+        "statistic": error_gap(optimizer),
+        "accepts": (-inf, MARGIN),
+        "style": "+.1%",
+        "detail": accuracies(optimizer, "adam"),
+        "rule": f"its test error lies at most {MARGIN:.0%} above Adam's, paired by seed",
+    }
 
 
 def behind(optimizer: str) -> dict:
-    return {"statistic": of_finished(error_gap(optimizer)), "accepts": (MARGIN, inf), "style": "+.1%", "detail": accuracies(optimizer, "adam"),
-            "rule": f"its test error lies more than {MARGIN:.0%} above Adam's, paired by seed"}
+    return {
+        "statistic": of_finished(error_gap(optimizer)),
+        "accepts": (MARGIN, inf),
+        "style": "+.1%",
+        "detail": accuracies(optimizer, "adam"),
+        "rule": f"its test error lies more than {MARGIN:.0%} above Adam's, paired by seed",
+    }
 
 
 def ahead(optimizer: str, reference: str = "onebit_adam", called: str = "1-bit Adam") -> dict:
-    return {"statistic": error_gap(optimizer, reference), "accepts": (-inf, -MARGIN), "style": "+.1%",
-            "detail": accuracies(optimizer, reference), "rule": f"its test error lies more than {MARGIN:.0%} below {called}'s, paired by seed"}
+    return {
+        "statistic": error_gap(optimizer, reference),
+        "accepts": (-inf, -MARGIN),
+        "style": "+.1%",
+        "detail": accuracies(optimizer, reference),
+        "rule": f"its test error lies more than {MARGIN:.0%} below {called}'s, paired by seed",
+    }
 
 
 def lost(optimizer: str) -> dict:
-    return {"statistic": progress(optimizer), "accepts": (-inf, SOME), "style": ".2f", "detail": accuracies(optimizer, "adam"),
-            "rule": f"it ends less than {SOME:.0%} of the way from chance to Adam's accuracy, paired by seed"}
+    return {
+        "statistic": progress(optimizer),
+        "accepts": (-inf, SOME),
+        "style": ".2f",
+        "detail": accuracies(optimizer, "adam"),
+        "rule": f"it ends less than {SOME:.0%} of the way from chance to Adam's accuracy, paired by seed",
+    }
 
 
 def claim(name: str, statement: str, place: str, judged: dict, paper: Callable[[], str]) -> Claim:
-    return Claim(name=name, statement=statement, place=place, experiment="figure_06", profile="laptop", paper=paper, **judged)
+    return Claim(
+        name=name,
+        statement=statement,
+        place=place,
+        experiment="figure_06",
+        profile="laptop",
+        paper=paper,
+        **judged,
+    )
 
 
 CLAIMS = (
-    claim("C8", "On ResNet-18, 1-bit Adam generalises like Adam", "Figures 6b and 10b, Section 7.2", like("onebit_adam"),
-          paper_accuracy("fig6b", "1-bit Adam")),
-    claim("C9", "On ResNet-18, Adam with the variance frozen, but nothing compressed, generalises like Adam", "Figure 6b, Section 7.2",
-          like("onebit_adam_32bit"),
-          paper_accuracy("fig6b", "1-bit Adam (32-bits)")),
-    claim("C10", "On ResNet-18, Adam on naively compressed 1-bit gradients falls behind", "Figure 6b, Section 7.2", behind("naive_onebit_adam"),
-          paper_accuracy("fig6b", "Adam (1-bit Naive)")),
-    claim("C11", "DoubleSqueeze works on ResNet-18", "Figure 10b, Supplement", works("double_squeeze"), paper_accuracy("fig10b", "DoubleSqueeze")),
-    claim("C12", "Local SGD works on ResNet-18", "Figure 10b, Supplement", works("local_sgd"), paper_accuracy("fig10b", "Local SGD")),
-    claim("C13", "On ResNet-18, EF momentum SGD does better than 1-bit Adam", "Figure 11b, Supplement", ahead("ef_momentum_sgd"),
-          paper_accuracy("fig11b", "EF Momentum SGD", "1-bit Adam")),
-    claim("C14", "On ResNet-18, local SGD with momentum does better than 1-bit Adam", "Figure 11b, Supplement", ahead("local_momentum_sgd"),
-          paper_accuracy("fig11b", "Local SGD with Momentum", "1-bit Adam")),
-    claim("C15", "With a variance sent in 4 bits Adam does not converge", "Figure 12b, Supplement", lost("adam_variance_4bit"),
-          paper_progress(lambda: paper_number("figure_12_4bit_accuracy"))),
-    claim("C16", "With a variance sent in 8 bits Adam does not converge", "Figure 12b, Supplement", lost("adam_variance_8bit"),
-          paper_progress(lambda: paper_curve("fig12b", "8-bit variance").y.iloc[-1])),
-    claim("C17", "With a variance sent in 16 bits Adam falls behind", "Figure 12b, Supplement", behind("adam_variance_16bit"),
-          paper_accuracy("fig12b", "16-bit variance")),
-    claim("C18", "With a variance that is averaged every 3 steps Adam falls behind", "Figure 13b, Supplement", behind("lazy_variance_3"),
-          paper_accuracy("fig13b", "lazy variance tau=3")),
-    claim("C19", "With a variance that is averaged every 5 steps Adam falls behind", "Figure 13b, Supplement", behind("lazy_variance_5"),
-          paper_accuracy("fig13b", "lazy variance tau=5")),
-    claim("C27", "On ResNet-18, uncompressed momentum SGD does better than Adam", "Figure 11b, Supplement", ahead("momentum_sgd", "adam", "Adam"),
-          paper_accuracy("fig11b", "Momentum SGD")),
+    claim(
+        "C8",
+        "On ResNet-18, 1-bit Adam generalises like Adam",
+        "Figures 6b and 10b, Section 7.2",
+        like("onebit_adam"),
+        paper_accuracy("fig6b", "1-bit Adam"),
+    ),
+    claim(
+        "C9",
+        "On ResNet-18, Adam with the variance frozen, but nothing compressed, generalises like Adam",
+        "Figure 6b, Section 7.2",
+        like("onebit_adam_32bit"),
+        paper_accuracy("fig6b", "1-bit Adam (32-bits)"),
+    ),
+    claim(
+        "C10",
+        "On ResNet-18, Adam on naively compressed 1-bit gradients falls behind",
+        "Figure 6b, Section 7.2",
+        behind("naive_onebit_adam"),
+        paper_accuracy("fig6b", "Adam (1-bit Naive)"),
+    ),
+    claim(
+        "C11",
+        "DoubleSqueeze works on ResNet-18",
+        "Figure 10b, Supplement",
+        works("double_squeeze"),
+        paper_accuracy("fig10b", "DoubleSqueeze"),
+    ),
+    claim(
+        "C12",
+        "Local SGD works on ResNet-18",
+        "Figure 10b, Supplement",
+        works("local_sgd"),
+        paper_accuracy("fig10b", "Local SGD"),
+    ),
+    claim(
+        "C13",
+        "On ResNet-18, EF momentum SGD does better than 1-bit Adam",
+        "Figure 11b, Supplement",
+        ahead("ef_momentum_sgd"),
+        paper_accuracy("fig11b", "EF Momentum SGD", "1-bit Adam"),
+    ),
+    claim(
+        "C14",
+        "On ResNet-18, local SGD with momentum does better than 1-bit Adam",
+        "Figure 11b, Supplement",
+        ahead("local_momentum_sgd"),
+        paper_accuracy("fig11b", "Local SGD with Momentum", "1-bit Adam"),
+    ),
+    claim(
+        "C15",
+        "With a variance sent in 4 bits Adam does not converge",
+        "Figure 12b, Supplement",
+        lost("adam_variance_4bit"),
+        paper_progress(lambda: paper_number("figure_12_4bit_accuracy")),
+    ),
+    claim(
+        "C16",
+        "With a variance sent in 8 bits Adam does not converge",
+        "Figure 12b, Supplement",
+        lost("adam_variance_8bit"),
+        paper_progress(lambda: paper_curve("fig12b", "8-bit variance").y.iloc[-1]),
+    ),
+    claim(
+        "C17",
+        "With a variance sent in 16 bits Adam falls behind",
+        "Figure 12b, Supplement",
+        behind("adam_variance_16bit"),
+        paper_accuracy("fig12b", "16-bit variance"),
+    ),
+    claim(
+        "C18",
+        "With a variance that is averaged every 3 steps Adam falls behind",
+        "Figure 13b, Supplement",
+        behind("lazy_variance_3"),
+        paper_accuracy("fig13b", "lazy variance tau=3"),
+    ),
+    claim(
+        "C19",
+        "With a variance that is averaged every 5 steps Adam falls behind",
+        "Figure 13b, Supplement",
+        behind("lazy_variance_5"),
+        paper_accuracy("fig13b", "lazy variance tau=5"),
+    ),
+    claim(
+        "C27",
+        "On ResNet-18, uncompressed momentum SGD does better than Adam",
+        "Figure 11b, Supplement",
+        ahead("momentum_sgd", "adam", "Adam"),
+        paper_accuracy("fig11b", "Momentum SGD"),
+    ),
 )

@@ -12,7 +12,7 @@ from math import inf
 import numpy as np
 import pandas as pd
 
-from .claim import Claim
+from onebit.lab.claims.claim import Claim
 
 MARGIN = 0.05
 DOUBLE, TENFOLD = 2.0, 10.0
@@ -20,12 +20,18 @@ DOUBLE, TENFOLD = 2.0, 10.0
 
 def exponents(rows: pd.DataFrame, along: str, value: str = "error") -> pd.Series:
     """The slope of log(value) against log(along) by least squares, for each seed."""
-    return rows.groupby("seed").apply(lambda own: np.polyfit(np.log(own[along]), np.log(own[value]), 1)[0], include_groups=False)
+    return rows.groupby("seed").apply(
+        lambda own: np.polyfit(np.log(own[along]), np.log(own[value]), 1)[0], include_groups=False
+    )
 
 
 def chosen(rows: pd.DataFrame, part: str, setting: str, quantity: str) -> pd.DataFrame:
     """Of error_feedback.csv."""
-    found = rows[(rows.part == part) & (rows.setting.astype(str) == str(setting)) & (rows.quantity == quantity)]
+    found = rows[
+        (rows.part == part)
+        & (rows.setting.astype(str) == str(setting))
+        & (rows.quantity == quantity)
+    ]
     return found[["step", "seed", "value"]]
 
 
@@ -48,7 +54,9 @@ def above_exact(setting: str) -> Callable[[pd.DataFrame], pd.Series]:
 
 def quadratic_share(rows: pd.DataFrame) -> pd.Series:
     """sum of (delta_{t-1} - delta_t)^2 over sum of g_t^2, by seed."""
-    return final(rows, "terms", "naive", "quadratic") / final(rows, "terms", "naive", "squared gradient")
+    return final(rows, "terms", "naive", "quadratic") / final(
+        rows, "terms", "naive", "squared gradient"
+    )
 
 
 def speedup_exponents(rows: pd.DataFrame, method: str = "onebit_adam") -> pd.Series:
@@ -56,26 +64,99 @@ def speedup_exponents(rows: pd.DataFrame, method: str = "onebit_adam") -> pd.Ser
     return exponents(rows[(rows.method == method) & (rows.steps == rows.steps.max())], "workers")
 
 
-def feedback(name: str, statement: str, section: str, statistic: Callable, accepts: tuple[float, float], rule: str, paper: str, style: str) -> Claim:
-    return Claim(name, statement, section, "error_feedback", "measured", statistic, accepts, rule, lambda rows: "", lambda: paper, style, "theory")
+def feedback(
+    name: str,
+    statement: str,
+    section: str,
+    statistic: Callable,
+    accepts: tuple[float, float],
+    rule: str,
+    paper: str,
+    style: str,
+) -> Claim:
+    return Claim(
+        name,
+        statement,
+        section,
+        "error_feedback",
+        "measured",
+        statistic,
+        accepts,
+        rule,
+        lambda rows: "",
+        lambda: paper,
+        style,
+        "theory",
+    )
 
 
 CLAIMS = (
-    feedback("F1", "Without error feedback the errors add up", "Section 4.1", lambda rows: late_exponents(rows, "sums", "none", "errors"),
-             (0.5, inf), "the norm of their sum grows like t^0.5 or faster", "argued, no number", ".2f"),
-    feedback("F2", "With error feedback the errors cancel, and SGD ends where uncompressed SGD does", "Section 4.1", above_exact("feedback"),
-             (-inf, DOUBLE),
-             f"f ends at most {DOUBLE:.0f} times as high, paired by seed", "argued, no number", ".2f"),
-    feedback("F3", "Without error feedback SGD does not end there", "Section 4.1", above_exact("none"), (TENFOLD, inf),
-             f"f ends at least {TENFOLD:.0f} times as high, paired by seed", "argued, no number", ".1f"),
-    feedback("F4", "In Adam's variance the errors do not cancel: it takes in their square", "Section 4.2", quadratic_share, (1.0, inf),
-             "summed over all steps the quadratic term is larger than the squared gradient", "argued, no number", ".2f"),
-    Claim("F5", "The error falls with the square root of the number of workers: linear speedup", "Corollary 1; 1-bit LAMB, Corollary 1",
-          "linear_speedup", "measured", speedup_exponents,
-          (-0.5 - MARGIN, -0.5 + MARGIN), f"the exponent of the error in W lies within {MARGIN} of -1/2", lambda rows: "",
-          lambda: "-1/2, proved for many steps", "+.3f", "theory"),
-    Claim("F6", "The error falls with the workers as it does without compression", "Section 5", "linear_speedup", "measured",
-          lambda rows: speedup_exponents(rows) - speedup_exponents(rows, "momentum_sgd"), (-MARGIN, MARGIN),
-          f"the exponent of 1-bit Adam less that of momentum SGD lies within ±{MARGIN}, paired by seed", lambda rows: "",
-          lambda: "the same, proved", "+.3f", "theory"),
+    feedback(
+        "F1",
+        "Without error feedback the errors add up",
+        "Section 4.1",
+        lambda rows: late_exponents(rows, "sums", "none", "errors"),
+        (0.5, inf),
+        "the norm of their sum grows like t^0.5 or faster",
+        "argued, no number",
+        ".2f",
+    ),
+    feedback(
+        "F2",
+        "With error feedback the errors cancel, and SGD ends where uncompressed SGD does",
+        "Section 4.1",
+        above_exact("feedback"),
+        (-inf, DOUBLE),
+        f"f ends at most {DOUBLE:.0f} times as high, paired by seed",
+        "argued, no number",
+        ".2f",
+    ),
+    feedback(
+        "F3",
+        "Without error feedback SGD does not end there",
+        "Section 4.1",
+        above_exact("none"),
+        (TENFOLD, inf),
+        f"f ends at least {TENFOLD:.0f} times as high, paired by seed",
+        "argued, no number",
+        ".1f",
+    ),
+    feedback(
+        "F4",
+        "In Adam's variance the errors do not cancel: it takes in their square",
+        "Section 4.2",
+        quadratic_share,
+        (1.0, inf),
+        "summed over all steps the quadratic term is larger than the squared gradient",
+        "argued, no number",
+        ".2f",
+    ),
+    Claim(
+        "F5",
+        "The error falls with the square root of the number of workers: linear speedup",
+        "Corollary 1; 1-bit LAMB, Corollary 1",
+        "linear_speedup",
+        "measured",
+        speedup_exponents,
+        (-0.5 - MARGIN, -0.5 + MARGIN),
+        f"the exponent of the error in W lies within {MARGIN} of -1/2",
+        lambda rows: "",
+        lambda: "-1/2, proved for many steps",
+        "+.3f",
+        "theory",
+    ),
+    Claim(
+        "F6",
+        "The error falls with the workers as it does without compression",
+        "Section 5",
+        "linear_speedup",
+        "measured",
+        lambda rows: speedup_exponents(rows) - speedup_exponents(rows, "momentum_sgd"),
+        (-MARGIN, MARGIN),
+        f"the exponent of 1-bit Adam less that of momentum SGD lies within ±{MARGIN}, paired by seed",
+        lambda rows: "",
+        lambda: "the same, proved",
+        "+.3f",
+        "theory",
+    ),
 )

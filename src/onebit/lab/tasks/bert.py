@@ -54,7 +54,9 @@ class BertPretraining(Task):
         require_pieces(self.model_config, corpus.vocab_size)
         return corpus
 
-    def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, torch.Tensor]:
+    def batch(
+        self, seed: int, step: int, rank: int, size: int, length: int
+    ) -> dict[str, torch.Tensor]:
         """`size` examples of `length` tokens: this worker's part of a step's batch."""
         random = np.random.default_rng([seed, step, rank])
         special = self.corpus.special
@@ -91,13 +93,17 @@ class BertPretraining(Task):
         while is_random and document_ends[start_b] == document_ends[first]:
             start_b = random.integers(len(document_ends))
         a = tokens[segments[first] : segments[after_a]]
-        b = tokens[segments[start_b] : min(segments[document_ends[start_b]], segments[start_b] + room)]
+        b = tokens[
+            segments[start_b] : min(segments[document_ends[start_b]], segments[start_b] + room)
+        ]
         # The longer of the two gives way, until they fit: at the front of A or at its end, so that A is no marker of B.
         length_a = min(len(a), max(room - len(b), (room + 1) // 2))
         cut = random.integers(len(a) - length_a + 1)
         return a[cut : cut + length_a], b[: room - length_a]
 
-    def _masked(self, random, inputs: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _masked(
+        self, random, inputs: np.ndarray, words: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The inputs with words replaced, and the labels: the words that are to be guessed, elsewhere IGNORED."""
         count = np.maximum(1, np.round(MASKED * words.sum(1))).astype(np.int64)
         order = np.argsort(np.where(words, random.random(words.shape), 2.0), axis=1)

@@ -39,7 +39,12 @@ class Corpus(NamedTuple):
 def split_segments(document: str) -> list[str]:
     """Sentences: a paragraph ends at a blank line, a sentence at . ! or ? before a space."""
     paragraphs = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", document))
-    return [sentence for paragraph in paragraphs for sentence in re.split(r"(?<=[.!?]) ", paragraph) if sentence]
+    return [
+        sentence
+        for paragraph in paragraphs
+        for sentence in re.split(r"(?<=[.!?]) ", paragraph)
+        if sentence
+    ]
 
 
 def load_corpus(text, tokenizer, cache: Path, whole: bool = False, learned_from=None) -> Corpus:
@@ -48,7 +53,13 @@ def load_corpus(text, tokenizer, cache: Path, whole: bool = False, learned_from=
     whole: a document is one segment, as it is written, and a token that tells its end follows: GPT-2's, or [SEP].
     learned_from: the text that the tokenizer is trained on, if it is trained; None: `text`.
     """
-    parts = [FORMAT, text.fingerprint(), tokenizer.fingerprint(), *["whole"] * whole, *([learned_from.fingerprint()] if learned_from else [])]
+    parts = [
+        FORMAT,
+        text.fingerprint(),
+        tokenizer.fingerprint(),
+        *["whole"] * whole,
+        *([learned_from.fingerprint()] if learned_from else []),
+    ]
     key = hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
     folder = cache / f"corpus-{key}"
     cache.mkdir(parents=True, exist_ok=True)
@@ -81,7 +92,9 @@ def _build(text, tokenizer, folder: Path, whole: bool) -> None:
                 starts.append(starts[-1] + len(ids))
             ends.extend([len(ends) + len(document)] * len(document))
     if not ends:
-        raise RuntimeError("The text, or the part of it that is held out, has no documents: give a longer one, or hold out more (task.held_out).")
+        raise RuntimeError(
+            "The text, or the part of it that is held out, has no documents: give a longer one, or hold out more (task.held_out)."
+        )
     if not whole and (len(set(ends)) < 2 or len(set(ends)) == len(ends)):
         raise RuntimeError(
             "The text has no two documents with sentences that follow each other, so there are no sentence pairs to "
@@ -90,7 +103,12 @@ def _build(text, tokenizer, folder: Path, whole: bool) -> None:
     (partial / "segments").write_bytes(starts.tobytes())
     (partial / "document_ends").write_bytes(ends.tobytes())
     special = {piece: tokenizer.token_to_id(piece) for piece in SPECIAL}
-    about = {"dtype": str(dtype), "special": special, "vocab_size": vocab_size, "sha256": digest.hexdigest()}
+    about = {
+        "dtype": str(dtype),
+        "special": special,
+        "vocab_size": vocab_size,
+        "sha256": digest.hexdigest(),
+    }
     (partial / "about.json").write_text(json.dumps(about))
     partial.rename(folder)
 
@@ -98,11 +116,21 @@ def _build(text, tokenizer, folder: Path, whole: bool) -> None:
 def _tokenized(documents: Iterable[str], tokenizer, whole: bool) -> Iterator[list[list[int]]]:
     """For each document that has words, for each of its segments, the tokens."""
     documents = iter(documents)
-    ends = [end for end in map(tokenizer.token_to_id, (END, SEP)) if end is not None][:1] if whole else []
+    ends = (
+        [end for end in map(tokenizer.token_to_id, (END, SEP)) if end is not None][:1]
+        if whole
+        else []
+    )
     while some := list(islice(documents, DOCUMENTS_AT_ONCE)):
         cut = [[document] if whole else split_segments(document) for document in some]
-        encoded = iter(tokenizer.encode_batch([s for segments in cut for s in segments], add_special_tokens=False))
+        encoded = iter(
+            tokenizer.encode_batch(
+                [s for segments in cut for s in segments], add_special_tokens=False
+            )
+        )
         for segments in cut:
-            document = [encoding.ids + ends for encoding in islice(encoded, len(segments)) if encoding.ids]
+            document = [
+                encoding.ids + ends for encoding in islice(encoded, len(segments)) if encoding.ids
+            ]
             if document:
                 yield document

@@ -24,10 +24,21 @@ def generator(*, noise: int, width: int, side: int) -> nn.Sequential:
     then to 3; behind each but the last BatchNorm and ReLU, at the end tanh.
     """
     channels = [width << stage for stage in reversed(range(_stages(side)))]
-    layers = [nn.Unflatten(1, (noise, 1, 1)), nn.ConvTranspose2d(noise, channels[0], 4, bias=False), nn.BatchNorm2d(channels[0]), nn.ReLU()]
+    layers = [
+        nn.Unflatten(1, (noise, 1, 1)),
+        nn.ConvTranspose2d(noise, channels[0], 4, bias=False),
+        nn.BatchNorm2d(channels[0]),
+        nn.ReLU(),
+    ]
     for before, after in zip(channels[:-1], channels[1:], strict=True):
-        layers += [nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.ConvTranspose2d(width, 3, 4, stride=2, padding=1, bias=False), nn.Tanh())
+        layers += [
+            nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(
+        *layers, nn.ConvTranspose2d(width, 3, 4, stride=2, padding=1, bias=False), nn.Tanh()
+    )
 
 
 def discriminator(*, width: int, side: int) -> nn.Sequential:
@@ -38,14 +49,20 @@ def discriminator(*, width: int, side: int) -> nn.Sequential:
     channels = [width << stage for stage in range(_stages(side))]
     layers = [nn.Conv2d(3, width, 4, stride=2, padding=1, bias=False), nn.LeakyReLU(0.2)]
     for before, after in zip(channels[:-1], channels[1:], strict=True):
-        layers += [nn.Conv2d(before, after, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.LeakyReLU(0.2)]
+        layers += [
+            nn.Conv2d(before, after, 4, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.LeakyReLU(0.2),
+        ]
     return nn.Sequential(*layers, nn.Conv2d(channels[-1], 1, 4, bias=False), nn.Flatten(0))
 
 
 def _stages(side: int) -> int:
     stages = side.bit_length() - 3
     if stages < 1 or side != 4 << stages:
-        raise ValueError(f"the side of a DCGAN's images is 8, 16, 32, 64 ... pixels, not {side}: set task.size.")
+        raise ValueError(
+            f"the side of a DCGAN's images is 8, 16, 32, 64 ... pixels, not {side}: set task.size."
+        )
     return stages
 
 
@@ -69,7 +86,18 @@ class Dcgan(Splits, Task):
 
     evaluates = True
 
-    def __init__(self, *, model: dict, train, test, batch: int, size: int, cache: str, subset: int | None = None, test_subset: int | None = None):
+    def __init__(
+        self,
+        *,
+        model: dict,
+        train,
+        test,
+        batch: int,
+        size: int,
+        cache: str,
+        subset: int | None = None,
+        test_subset: int | None = None,
+    ):
         self.noise, self.width = _sizes(**model)
         self.sources = {"train": (train, subset), "test": (test, test_subset)}
         self.step_batch = batch
@@ -88,28 +116,45 @@ class Dcgan(Splits, Task):
         return model
 
     def players(self, model: nn.Module) -> dict[str, tuple[nn.Module, Loss]]:
-        return {"discriminator": (model["discriminator"], self.discriminator_loss), "generator": (model["generator"], self.loss)}
+        return {
+            "discriminator": (model["discriminator"], self.discriminator_loss),
+            "generator": (model["generator"], self.loss),
+        }
 
     def discriminator_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """The discriminator's loss, the sum of its two means; no gradients for the generator."""
         with torch.no_grad():
             generated = model["generator"](batch["noise"])
-        return cross_entropy(model["discriminator"](batch["images"]), 1.0) + cross_entropy(model["discriminator"](generated), 0.0)
+        return cross_entropy(model["discriminator"](batch["images"]), 1.0) + cross_entropy(
+            model["discriminator"](generated), 0.0
+        )
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """The generator's loss; no gradients for the discriminator, whose parameters are constants here."""
-        constants = {name: parameter.detach() for name, parameter in model["discriminator"].named_parameters()}
-        return cross_entropy(functional_call(model["discriminator"], constants, model["generator"](batch["noise"])), 1.0)
+        constants = {
+            name: parameter.detach()
+            for name, parameter in model["discriminator"].named_parameters()
+        }
+        return cross_entropy(
+            functional_call(model["discriminator"], constants, model["generator"](batch["noise"])),
+            1.0,
+        )
 
     def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, Tensor]:
-        chosen = chosen_images(seed, step * self.step_batch + rank * size, size, len(self.train.images))
-        noise = np.random.default_rng([seed, step, rank]).standard_normal((size, self.noise), np.float32)
+        chosen = chosen_images(
+            seed, step * self.step_batch + rank * size, size, len(self.train.images)
+        )
+        noise = np.random.default_rng([seed, step, rank]).standard_normal(
+            (size, self.noise), np.float32
+        )
         return {"images": scaled(self.train.images[chosen]), "noise": torch.from_numpy(noise)}
 
     def prepare(self) -> None:
         if len(self.train.images) < max(len(self.test.images), self.step_batch):
-            raise ValueError(f"{self.train.source} has {len(self.train.images)} images: too few for batches of {self.step_batch}, or to compare with "
-                             f"{len(self.test.images)} held-out ones. Set task.subset, task.test_subset or batch.")
+            raise ValueError(
+                f"{self.train.source} has {len(self.train.images)} images: too few for batches of {self.step_batch}, or to compare with "
+                f"{len(self.test.images)} held-out ones. Set task.subset, task.test_subset or batch."
+            )
 
     def description(self) -> dict:
         """`real_distance` is the metric of the training images themselves: what a perfect generator would reach."""
@@ -127,23 +172,41 @@ class Dcgan(Splits, Task):
     @torch.no_grad()
     def generated(self, model: nn.Module, device: torch.device, count: int) -> Tensor:
         """What the generator makes of the first `count` vectors of a noise that is the same in all runs, on the CPU."""
-        noise = torch.from_numpy(np.random.default_rng(0).standard_normal((count, self.noise), np.float32))
-        return torch.cat([model["generator"](part.to(device)).float().cpu() for part in noise.split(500)])
+        noise = torch.from_numpy(
+            np.random.default_rng(0).standard_normal((count, self.noise), np.float32)
+        )
+        return torch.cat(
+            [model["generator"](part.to(device)).float().cpu() for part in noise.split(500)]
+        )
 
     def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         model.eval()
         held_out = scaled(self.test.images)
-        return {"sliced_wasserstein": sliced_wasserstein(self.generated(model, device, len(held_out)), held_out)}
+        return {
+            "sliced_wasserstein": sliced_wasserstein(
+                self.generated(model, device, len(held_out)), held_out
+            )
+        }
 
     def illustrate(self, model: nn.Module, device: torch.device, folder: Path) -> None:
         model.eval()
-        save_image(self.generated(model, device, GRID**2), folder / "samples.png", nrow=GRID, padding=0, normalize=True, value_range=(-1, 1))
+        save_image(
+            self.generated(model, device, GRID**2),
+            folder / "samples.png",
+            nrow=GRID,
+            padding=0,
+            normalize=True,
+            value_range=(-1, 1),
+        )
 
     def flop(self, length: int) -> float:
         """Counted, of both turns."""
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
             model = self.model()
-            batch = {"images": torch.empty(1, 3, self.size, self.size), "noise": torch.empty(1, self.noise)}
+            batch = {
+                "images": torch.empty(1, 3, self.size, self.size),
+                "noise": torch.empty(1, self.noise),
+            }
             for _, loss in self.players(model).values():
                 loss(model, batch).backward()
         return counter.get_total_flops()
@@ -173,4 +236,12 @@ def sliced_wasserstein(ones: Tensor, others: Tensor, directions: int = 256) -> f
     """
     random = torch.Generator().manual_seed(0)
     d = functional.normalize(torch.randn(ones[0].numel(), directions, generator=random), dim=0)
-    return (torch.sort(ones.flatten(1) @ d, dim=0).values - torch.sort(others.flatten(1) @ d, dim=0).values).abs().mean().item()
+    return (
+        (
+            torch.sort(ones.flatten(1) @ d, dim=0).values
+            - torch.sort(others.flatten(1) @ d, dim=0).values
+        )
+        .abs()
+        .mean()
+        .item()
+    )

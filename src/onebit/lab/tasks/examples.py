@@ -59,7 +59,9 @@ def joined(examples: Iterable[tuple[list[int], list[int] | None, object]], token
         starts.append(len(tokens))
         second.append(len(a) + 2)
         labels.append(label)
-    return Examples(np.array(tokens, np.int32), np.array(starts), np.array(second), np.array(labels), pad)
+    return Examples(
+        np.array(tokens, np.int32), np.array(starts), np.array(second), np.array(labels), pad
+    )
 
 
 def cut_pair(a: list[int], b: list[int], room: int) -> tuple[list[int], list[int]]:

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-SKIN = np.array([[255, 224, 189], [88, 54, 35]], float)  # lightest and darkest; all between them occur
+SKIN = np.array(
+    [[255, 224, 189], [88, 54, 35]], float
+)  # lightest and darkest; all between them occur
 HAIR = np.array([[35, 25, 20], [94, 58, 32], [205, 165, 95], [165, 70, 35], [175, 175, 175]], float)
 EYES = np.array([[90, 56, 30], [70, 110, 165], [75, 120, 80]], float)
 LIPS = np.array([175, 60, 70], float)
@@ -39,10 +41,20 @@ class Canvas:
         self.y, self.x = (np.mgrid[:side, :side] + 0.5) / side
         self.colours = np.broadcast_to(colour, (side, side, 3)).copy()
 
-    def paint(self, colour: np.ndarray, x: float, y: float, width: float, height: float, below: float = 0.0) -> None:
+    def paint(
+        self,
+        colour: np.ndarray,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        below: float = 0.0,
+    ) -> None:
         """An ellipse around (x, y) with these half axes, the part of it that is below y = `below`. Its edge is a pixel wide."""
         radius = np.hypot((self.x - x) / width, (self.y - y) / height)
-        covered = np.clip(0.5 + (1 - radius) * min(width, height) * self.side, 0, 1) * np.clip(0.5 + (self.y - below) * self.side, 0, 1)
+        covered = np.clip(0.5 + (1 - radius) * min(width, height) * self.side, 0, 1) * np.clip(
+            0.5 + (self.y - below) * self.side, 0, 1
+        )
         self.colours += covered[:, :, None] * (colour - self.colours)
 
 
@@ -59,14 +71,26 @@ def face(side: int, random: np.random.Generator) -> np.ndarray:
     canvas.paint(0.85 * skin, x, y + height + 0.1, 0.5 * width, 0.2)
     canvas.paint(skin, x, y, width, height)
     canvas.paint(hair, x + random.uniform(-0.08, 0.08), y - height, width, random.uniform(0.1, 0.2))
-    apart, eye_y, open_by, iris = random.uniform((0.10, -0.08, 0.025, 0.028), (0.14, -0.02, 0.045, 0.036))
-    look, raised, eyes = random.uniform(-0.02, 0.02), random.uniform(0.065, 0.10), EYES[random.integers(len(EYES))]
+    apart, eye_y, open_by, iris = random.uniform(
+        (0.10, -0.08, 0.025, 0.028), (0.14, -0.02, 0.045, 0.036)
+    )
+    look, raised, eyes = (
+        random.uniform(-0.02, 0.02),
+        random.uniform(0.065, 0.10),
+        EYES[random.integers(len(EYES))],
+    )
     for eye in (x - apart, x + apart):
         canvas.paint(WHITE, eye, y + eye_y, 0.062, open_by)
         canvas.paint(eyes, eye + look, y + eye_y, iris, min(iris, open_by))
         canvas.paint(DARK, eye + look, y + eye_y, 0.5 * iris, 0.5 * min(iris, open_by))
         canvas.paint(0.6 * hair, eye, y + eye_y - raised, 0.07, 0.015)
     canvas.paint(0.8 * skin, x, y + 0.08, random.uniform(0.025, 0.04), 0.05)
-    mouth_y, mouth, smile = y + random.uniform(0.17, 0.22), random.uniform(0.07, 0.13), random.uniform(0.02, 0.05)
-    canvas.paint(random.uniform(0.8, 1.1) * LIPS, x, mouth_y - smile, mouth, 2 * smile, below=mouth_y - smile)  # the lower half
+    mouth_y, mouth, smile = (
+        y + random.uniform(0.17, 0.22),
+        random.uniform(0.07, 0.13),
+        random.uniform(0.02, 0.05),
+    )
+    canvas.paint(
+        random.uniform(0.8, 1.1) * LIPS, x, mouth_y - smile, mouth, 2 * smile, below=mouth_y - smile
+    )  # the lower half
     return np.clip(canvas.colours, 0, 255).astype(np.uint8)

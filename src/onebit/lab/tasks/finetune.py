@@ -31,7 +31,17 @@ class FineTuning(Task):
     evaluates = True
     network: type[nn.Module]  # of transformers
 
-    def __init__(self, *, model: dict, weights, tokenizer, batch: int, length: int, cache: str, train_embeddings: bool = True):
+    def __init__(
+        self,
+        *,
+        model: dict,
+        weights,
+        tokenizer,
+        batch: int,
+        length: int,
+        cache: str,
+        train_embeddings: bool = True,
+    ):
         self.model_config = dict(model)
         self.weights = weights
         self.wordpiece = tokenizer
@@ -58,11 +68,18 @@ class FineTuning(Task):
         if self.weights is not None:
             self.weights.require(self.model_config)
         require_pieces(self.model_config, self.tokenizer.get_vocab_size())
-        _ = self.train, self.test  # before the workers are forked, since the tokenizer works in threads
+        _ = (
+            self.train,
+            self.test,
+        )  # before the workers are forked, since the tokenizer works in threads
 
     def description(self) -> dict:
         weights = {} if self.weights is None else self.weights.description()
-        return {"summary": f"{self.bert_summary}; {self.data_summary}", "data": self.data_description(), **weights}
+        return {
+            "summary": f"{self.bert_summary}; {self.data_summary}",
+            "data": self.data_description(),
+            **weights,
+        }
 
     @property
     def bert_summary(self) -> str:

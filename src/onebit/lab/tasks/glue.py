@@ -60,7 +60,9 @@ GLUE = {
     "mrpc": GlueTask(PAIR, 2, (accuracy, f1)),
     "stsb": GlueTask(PAIR, 1, (spearman, pearson)),
     "qqp": GlueTask(("question1", "question2"), 2, (accuracy, f1)),
-    "mnli": GlueTask(("premise", "hypothesis"), 3, (accuracy,), ("validation_matched", "validation_mismatched")),
+    "mnli": GlueTask(
+        ("premise", "hypothesis"), 3, (accuracy,), ("validation_matched", "validation_mismatched")
+    ),
     "qnli": GlueTask(("question", "sentence"), 2, (accuracy,)),
     "rte": GlueTask(PAIR, 2, (accuracy,)),
 }
@@ -73,7 +75,9 @@ class HubGlue:
         self.path, self.data_root = path, data_root
 
     def split(self, name: str, split: str) -> HubRows:
-        return HubRows(name=f"glue/{name}", path=self.path, config=name, split=split, data_root=self.data_root)
+        return HubRows(
+            name=f"glue/{name}", path=self.path, config=name, split=split, data_root=self.data_root
+        )
 
 
 class Glue(FineTuning):
@@ -108,17 +112,32 @@ class Glue(FineTuning):
     def test(self) -> dict[str, Examples]:
         """By the suffix of the metrics' names."""
         suffix = {"validation_mismatched": "_mismatched"}
-        return {suffix.get(split, ""): self._examples(split, self.test_subset) for split in self.about.tests}
+        return {
+            suffix.get(split, ""): self._examples(split, self.test_subset)
+            for split in self.about.tests
+        }
 
     def _examples(self, split: str, count: int | None = None) -> Examples:
-        rows, documents = self.data.split(self.name, split), self.data.split(self.name, "train")  # on which a tokenizer may be trained
+        rows, documents = (
+            self.data.split(self.name, split),
+            self.data.split(self.name, "train"),
+        )  # on which a tokenizer may be trained
         key = f"glue {self.name} {rows.fingerprint()} {documents.fingerprint()} {self.wordpiece.fingerprint()} {self.length} {count}"
-        return cached(self.cache, key, lambda: joined(self._tokenized(rows.load(*self.about.columns, "label"), count), self.tokenizer))
+        return cached(
+            self.cache,
+            key,
+            lambda: joined(
+                self._tokenized(rows.load(*self.about.columns, "label"), count), self.tokenizer
+            ),
+        )
 
     def _tokenized(self, rows, count: int | None) -> Iterator[tuple]:
         for part in in_parts(min(count or len(rows), len(rows)), 1000):
             some = [rows[i] for i in part]
-            sides = [self.tokenizer.encode_batch([row[column] for row in some], add_special_tokens=False) for column in self.about.columns]
+            sides = [
+                self.tokenizer.encode_batch([row[column] for row in some], add_special_tokens=False)
+                for column in self.about.columns
+            ]
             for row, *encoded in zip(some, *sides, strict=True):
                 yield *self._cut([side.ids for side in encoded]), self._label(row["label"])
 
@@ -129,7 +148,9 @@ class Glue(FineTuning):
 
     def _label(self, label):
         if self.about.classes > 1 and label not in range(self.about.classes):
-            raise RuntimeError(f"{self.name} has a label {label}, and has {self.about.classes} classes: train on splits whose labels are known.")
+            raise RuntimeError(
+                f"{self.name} has a label {label}, and has {self.about.classes} classes: train on splits whose labels are known."
+            )
         return label
 
     def documents(self) -> Iterator[str]:
@@ -137,16 +158,28 @@ class Glue(FineTuning):
             yield from (row[column] for column in self.about.columns)
 
     def labels(self, labels: np.ndarray) -> dict[str, Tensor]:
-        return {"labels": torch.from_numpy(labels.astype(np.float32 if self.about.classes == 1 else np.int64))}
+        return {
+            "labels": torch.from_numpy(
+                labels.astype(np.float32 if self.about.classes == 1 else np.int64)
+            )
+        }
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         model.eval()
         found = {}
         for suffix, examples in self.test.items():
-            logits = torch.cat([model(**on_device(examples.inputs(part), device)).logits.float().cpu() for part in in_parts(len(examples))])
+            logits = torch.cat(
+                [
+                    model(**on_device(examples.inputs(part), device)).logits.float().cpu()
+                    for part in in_parts(len(examples))
+                ]
+            )
             predicted = (logits[:, 0] if self.about.classes == 1 else logits.argmax(1)).numpy()
-            found |= {metric.__name__ + suffix: 100 * metric(predicted, examples.labels) for metric in self.about.metrics}
+            found |= {
+                metric.__name__ + suffix: 100 * metric(predicted, examples.labels)
+                for metric in self.about.metrics
+            }
         return found
 
     @property
@@ -154,6 +187,15 @@ class Glue(FineTuning):
         return f"{len(self.train):,} examples of GLUE's {self.name}, {self.length} tokens at most"
 
     def data_description(self) -> dict:
-        splits = {"train": self.train} | {split: examples for split, examples in zip(self.about.tests, self.test.values(), strict=True)}
-        return {split: {"source": self.data.split(self.name, split).source, "examples": len(examples), "sha256": examples.sha256()}
-                for split, examples in splits.items()}
+        splits = {"train": self.train} | {
+            split: examples
+            for split, examples in zip(self.about.tests, self.test.values(), strict=True)
+        }
+        return {
+            split: {
+                "source": self.data.split(self.name, split).source,
+                "examples": len(examples),
+                "sha256": examples.sha256(),
+            }
+            for split, examples in splits.items()
+        }

@@ -36,12 +36,26 @@ class Gpt2Pretraining(Task):
 
     evaluates = True
 
-    def __init__(self, *, model: dict, text, tokenizer, held_out: int, cache: str, validation_blocks: int | None = None):
+    def __init__(
+        self,
+        *,
+        model: dict,
+        text,
+        tokenizer,
+        held_out: int,
+        cache: str,
+        validation_blocks: int | None = None,
+    ):
         if held_out < 2:
-            raise ValueError(f"task.held_out must be at least 2, not {held_out}: every so many-th document is held out.")
+            raise ValueError(
+                f"task.held_out must be at least 2, not {held_out}: every so many-th document is held out."
+            )
         self.model_config = dict(model)
         self.tokenizer = tokenizer
-        self.texts = {name: EveryNth(text, held_out, held_out=name == "validation") for name in ("train", "validation")}
+        self.texts = {
+            name: EveryNth(text, held_out, held_out=name == "validation")
+            for name in ("train", "validation")
+        }
         self.validation_blocks = validation_blocks
         self.cache = Path(cache).expanduser()
 
@@ -52,7 +66,9 @@ class Gpt2Pretraining(Task):
 
     def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         tokens = batch["input_ids"]
-        return functional.cross_entropy(model(tokens).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        return functional.cross_entropy(
+            model(tokens).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        )
 
     def prepare(self) -> None:
         for corpus in (self.train, self.validation):
@@ -72,7 +88,12 @@ class Gpt2Pretraining(Task):
         return {
             "corpus_tokens": len(self.train.tokens),
             "corpus_sha256": self.train.sha256,
-            "data": {"validation": {"tokens": len(self.validation.tokens), "sha256": self.validation.sha256}},
+            "data": {
+                "validation": {
+                    "tokens": len(self.validation.tokens),
+                    "sha256": self.validation.sha256,
+                }
+            },
             "summary": f"GPT-2 of {model['n_layer']} layers, {model['n_embd']} wide, {self.length} tokens",
             "evaluated": f"Validation: the mean of the workers' models on {count:,} held-out blocks of {self.length} tokens; "
             "each evaluation is a point.",
@@ -87,15 +108,27 @@ class Gpt2Pretraining(Task):
         return self._load("validation")
 
     def _load(self, name: str) -> Corpus:
-        corpus = load_corpus(self.texts[name], self.tokenizer, self.cache, whole=True, learned_from=self.texts["train"])
+        corpus = load_corpus(
+            self.texts[name],
+            self.tokenizer,
+            self.cache,
+            whole=True,
+            learned_from=self.texts["train"],
+        )
         require_pieces(self.model_config, corpus.vocab_size)
         return corpus
 
-    def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, torch.Tensor]:
+    def batch(
+        self, seed: int, step: int, rank: int, size: int, length: int
+    ) -> dict[str, torch.Tensor]:
         """`size` blocks of `length` tokens: this worker's part of a step's batch."""
         if length > self.length:
-            raise ValueError(f"A phase has blocks of {length} tokens, and the model sees {self.length}: set task.model.n_positions={length}.")
-        starts = np.random.default_rng([seed, step, rank]).integers(len(self.train.tokens) - length + 1, size=size)
+            raise ValueError(
+                f"A phase has blocks of {length} tokens, and the model sees {self.length}: set task.model.n_positions={length}."
+            )
+        starts = np.random.default_rng([seed, step, rank]).integers(
+            len(self.train.tokens) - length + 1, size=size
+        )
         blocks = self.train.tokens[starts[:, None] + np.arange(length)]
         return {"input_ids": torch.from_numpy(blocks.astype(np.int64))}
 
@@ -103,7 +136,9 @@ class Gpt2Pretraining(Task):
     def blocks(self) -> np.ndarray:
         """The held-out text, [blocks, length]."""
         tokens = self.validation.tokens
-        return tokens[: len(tokens) // self.length * self.length].reshape(-1, self.length)[: self.validation_blocks]
+        return tokens[: len(tokens) // self.length * self.length].reshape(-1, self.length)[
+            : self.validation_blocks
+        ]
 
     def _validation_batches(self) -> Iterator[torch.Tensor]:
         for start in range(0, len(self.blocks), BLOCKS_AT_ONCE):

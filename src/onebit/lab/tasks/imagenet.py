@@ -51,7 +51,9 @@ class ImageNet(Task):
     def description(self) -> dict:
         data = zip(("train", "test"), self.sources, (self.train, self.test), strict=True)
         return {
-            "data": {name: {"source": source.source, "images": len(rows)} for name, source, rows in data},
+            "data": {
+                name: {"source": source.source, "images": len(rows)} for name, source, rows in data
+            },
             "summary": f"{self.model_config['name']}, {len(self.train):,} images of {self.sources[0].title}, {self.size}x{self.size} pixels",
         }
 
@@ -67,20 +69,29 @@ class ImageNet(Task):
         random = np.random.default_rng([seed, step, rank])
         chosen = chosen_images(seed, step * self.step_batch + rank * size, size, len(self.train))
         images, labels = self.sources[0].decoded(self.train, chosen)
-        pictures = [self._scaled(image, random_box(*image.size, random), mirrored=random.random() < 0.5) for image in images]
+        pictures = [
+            self._scaled(image, random_box(*image.size, random), mirrored=random.random() < 0.5)
+            for image in images
+        ]
         return {"images": torch.from_numpy(np.stack(pictures)), "labels": torch.tensor(labels)}
 
     def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         return accuracy(model, device, map(self._test_batch, range(0, len(self.test), 100)))
 
     def _test_batch(self, start: int) -> tuple[Tensor, Tensor]:
-        images, labels = self.sources[1].decoded(self.test, range(start, min(start + 100, len(self.test))))
-        pictures = [self._scaled(image, middle_box(*image.size), mirrored=False) for image in images]
+        images, labels = self.sources[1].decoded(
+            self.test, range(start, min(start + 100, len(self.test)))
+        )
+        pictures = [
+            self._scaled(image, middle_box(*image.size), mirrored=False) for image in images
+        ]
         return torch.from_numpy(np.stack(pictures)), torch.tensor(labels)
 
     def _scaled(self, image, box: tuple[float, ...], mirrored: bool) -> np.ndarray:
         """The part of a PIL image in the box (left, top, right, bottom), normalised: float32 [3, size, size]."""
-        pixels = np.asarray(image.convert("RGB").resize((self.size, self.size), resample=2, box=box), np.float32)  # 2: bilinear
+        pixels = np.asarray(
+            image.convert("RGB").resize((self.size, self.size), resample=2, box=box), np.float32
+        )  # 2: bilinear
         pixels = pixels[:, ::-1] if mirrored else pixels
         return np.ascontiguousarray(((pixels / 255 - MEAN) / DEVIATION).transpose(2, 0, 1))
 
@@ -88,7 +99,10 @@ class ImageNet(Task):
 def random_box(width: int, height: int, random: np.random.Generator) -> tuple[float, ...]:
     """Inside the image, of 8 % to 100 % of its area and 3:4 to 4:3 in shape; the middle, if ten draws do not fit."""
     for _ in range(10):
-        area, shape = width * height * random.uniform(0.08, 1), math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        area, shape = (
+            width * height * random.uniform(0.08, 1),
+            math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3))),
+        )
         wide, high = math.sqrt(area * shape), math.sqrt(area / shape)
         if wide <= width and high <= height:
             left, top = random.uniform(0, width - wide), random.uniform(0, height - high)

@@ -41,8 +41,13 @@ class ResNet(nn.Module):
     def _stage(before: int, channels: int, count: int, stride: int) -> nn.Sequential:
         shortcut = None
         if before != channels:
-            shortcut = nn.Sequential(nn.Conv2d(before, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
-        return nn.Sequential(BasicBlock(before, channels, stride, shortcut), *(BasicBlock(channels, channels) for _ in range(count - 1)))
+            shortcut = nn.Sequential(
+                nn.Conv2d(before, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+        return nn.Sequential(
+            BasicBlock(before, channels, stride, shortcut),
+            *(BasicBlock(channels, channels) for _ in range(count - 1)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.relu(self.bn1(self.conv1(x)))
@@ -67,7 +72,18 @@ class ImageClassification(Splits, Task):
 
     evaluates = True
 
-    def __init__(self, *, model: dict, train, test, batch: int, size: int, cache: str, subset: int | None = None, test_subset: int | None = None):
+    def __init__(
+        self,
+        *,
+        model: dict,
+        train,
+        test,
+        batch: int,
+        size: int,
+        cache: str,
+        subset: int | None = None,
+        test_subset: int | None = None,
+    ):
         self.model_config = dict(model)
         self.sources = {"train": (train, subset), "test": (test, test_subset)}
         self.step_batch = batch
@@ -86,11 +102,16 @@ class ImageClassification(Splits, Task):
     def prepare(self) -> None:
         for pictures in (self.train, self.test):
             if pictures.classes > self.model_config["classes"]:
-                raise ValueError(f"{pictures.source} has {pictures.classes} classes: set task.model.classes={pictures.classes}.")
+                raise ValueError(
+                    f"{pictures.source} has {pictures.classes} classes: set task.model.classes={pictures.classes}."
+                )
 
     def description(self) -> dict:
         return {
-            "data": {name: pictures.description() for name, pictures in (("train", self.train), ("test", self.test))},
+            "data": {
+                name: pictures.description()
+                for name, pictures in (("train", self.train), ("test", self.test))
+            },
             "summary": f"{self.network}, {len(self.train.labels):,} images of {self.train.title}, {self.size}x{self.size} pixels",
         }
 
@@ -102,9 +123,14 @@ class ImageClassification(Splits, Task):
         return f"ResNet of {len(blocks)} stages, {width} to {width << len(blocks) - 1} wide"
 
     def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, Tensor]:
-        chosen = chosen_images(seed, step * self.step_batch + rank * size, size, len(self.train.labels))
+        chosen = chosen_images(
+            seed, step * self.step_batch + rank * size, size, len(self.train.labels)
+        )
         images = moved(self.train.images[chosen], np.random.default_rng([seed, step, rank]))
-        return {"images": self._normalised(images), "labels": torch.from_numpy(self.train.labels[chosen])}
+        return {
+            "images": self._normalised(images),
+            "labels": torch.from_numpy(self.train.labels[chosen]),
+        }
 
     def _normalised(self, images: np.ndarray) -> Tensor:
         """uint8 [n, side, side, 3] -> float32 [n, 3, side, side]."""
@@ -113,11 +139,20 @@ class ImageClassification(Splits, Task):
 
     def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         parts = [slice(start, start + 500) for start in range(0, len(self.test.labels), 500)]
-        return accuracy(model, device, ((self._normalised(self.test.images[part]), torch.from_numpy(self.test.labels[part])) for part in parts))
+        return accuracy(
+            model,
+            device,
+            (
+                (self._normalised(self.test.images[part]), torch.from_numpy(self.test.labels[part]))
+                for part in parts
+            ),
+        )
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, device: torch.device, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+def accuracy(
+    model: nn.Module, device: torch.device, batches: Iterable[tuple[Tensor, Tensor]]
+) -> dict[str, float]:
     """The share of images whose likeliest class is their label, in %."""
     model.eval()
     right = total = 0
@@ -145,7 +180,9 @@ def chosen_images(seed: int, start: int, size: int, count: int) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,))).permutation(count)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,))).permutation(
+        count
+    )
 
 
 def moved(images: np.ndarray, random: np.random.Generator) -> np.ndarray:

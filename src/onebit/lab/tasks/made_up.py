@@ -6,14 +6,20 @@ import numpy as np
 
 from onebit.lab.tasks.glue import GLUE
 
-KINDS = (("red", "warm", "loud", "round"), ("blue", "cold", "quiet", "square"), ("green", "slow", "heavy", "flat"))
+KINDS = (
+    ("red", "warm", "loud", "round"),
+    ("blue", "cold", "quiet", "square"),
+    ("green", "slow", "heavy", "flat"),
+)
 THINGS = ("house", "river", "train", "apple", "cloud", "stone", "chair", "horse")
 
 
 class MadeUpRows:
     """The same rows at each call. make: random generator -> a row."""
 
-    def __init__(self, make: Callable[[np.random.Generator], dict], *, count: int, seed: int, name: str):
+    def __init__(
+        self, make: Callable[[np.random.Generator], dict], *, count: int, seed: int, name: str
+    ):
         self.make, self.count, self.seed = make, count, seed
         self.source = f"made-up {name}"
 
@@ -40,7 +46,9 @@ class MadeUpGlue:
         def make(random: np.random.Generator) -> dict:
             label = int(random.integers(6)) if classes == 1 else int(random.integers(classes))
             kinds = [0] * label + [1] * (5 - label) if classes == 1 else [label] * 5
-            return {column: " ".join(random.choice(KINDS[kind]) for kind in kinds) for column in columns} | {"label": label}
+            return {
+                column: " ".join(random.choice(KINDS[kind]) for kind in kinds) for column in columns
+            } | {"label": label}
 
         return MadeUpRows(make, count=self.count, seed=len(split), name=name)
 

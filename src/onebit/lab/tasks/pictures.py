@@ -40,7 +40,9 @@ class Pictures:
 
     def first(self, count: int | None) -> "Pictures":
         if count is not None and not 1 <= count <= len(self.labels):
-            raise ValueError(f"{self.source} has {len(self.labels)} images: choose a subset from 1 to as many, not {count}.")
+            raise ValueError(
+                f"{self.source} has {len(self.labels)} images: choose a subset from 1 to as many, not {count}."
+            )
         return replace(self, images=self.images[:count], labels=self.labels[:count])
 
     def description(self) -> dict:
@@ -64,7 +66,9 @@ class HubImages(HubRows):
         self.crop = crop
 
     def fingerprint(self) -> str:
-        return f"{super().fingerprint()} {self.image} {self.label}" + (f" {self.crop}" if self.crop else "")
+        return f"{super().fingerprint()} {self.image} {self.label}" + (
+            f" {self.crop}" if self.crop else ""
+        )
 
     def pictures(self) -> Iterator[tuple[np.ndarray, int]]:
         for row in self.rows():
@@ -75,7 +79,9 @@ class HubImages(HubRows):
             return image
         height, width = image.shape[:2]
         if self.crop > min(height, width):
-            raise ValueError(f"an image of {width}x{height} pixels has no square of crop={self.crop}: choose a smaller one")
+            raise ValueError(
+                f"an image of {width}x{height} pixels has no square of crop={self.crop}: choose a smaller one"
+            )
         top, left = (height - self.crop) // 2, (width - self.crop) // 2
         return image[top : top + self.crop, left : left + self.crop]
 
@@ -116,8 +122,16 @@ class Gratings:
         for number in range(self.count):
             label = number % self.classes
             angle = np.pi * label / self.classes
-            wave = np.sin(2 * np.pi * (random.uniform(2, 4) * (x * np.cos(angle) + y * np.sin(angle)) + random.random()))
-            image = 128 + 60 * wave[:, :, None] * random.uniform(-1, 1, 3) + 20 * random.normal(size=(self.side, self.side, 3))
+            wave = np.sin(
+                2
+                * np.pi
+                * (random.uniform(2, 4) * (x * np.cos(angle) + y * np.sin(angle)) + random.random())
+            )
+            image = (
+                128
+                + 60 * wave[:, :, None] * random.uniform(-1, 1, 3)
+                + 20 * random.normal(size=(self.side, self.side, 3))
+            )
             yield np.clip(image, 0, 255).astype(np.uint8), label
 
 
@@ -130,8 +144,15 @@ def load_pictures(source, size: int, cache: Path) -> Pictures:
         if not folder.exists():
             _build(source, size, folder)
     about = json.loads((folder / "about.json").read_text())
-    images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
-    return Pictures(images, np.array(labels), *(np.float32(about.pop(name)) for name in ("mean", "deviation")), **about)
+    images, labels = (
+        np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels")
+    )
+    return Pictures(
+        images,
+        np.array(labels),
+        *(np.float32(about.pop(name)) for name in ("mean", "deviation")),
+        **about,
+    )
 
 
 class Splits:
@@ -155,12 +176,23 @@ def _build(source, size: int, folder: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     found = [(_square(image, size), label) for image, label in source.pictures()]
-    images, labels = np.stack([image for image, _ in found]), np.array([label for _, label in found], np.int64)
+    images, labels = (
+        np.stack([image for image, _ in found]),
+        np.array([label for _, label in found], np.int64),
+    )
     # Of the 256 levels of each channel there are so many: the pixels themselves as floating-point numbers would fill the memory.
-    share = np.stack([np.bincount(images[..., channel].ravel(), minlength=256) for channel in range(3)]) / images[..., 0].size
+    share = (
+        np.stack([np.bincount(images[..., channel].ravel(), minlength=256) for channel in range(3)])
+        / images[..., 0].size
+    )
     mean = share @ np.arange(256)
     deviation = np.sqrt(share @ np.arange(256) ** 2 - mean**2)
-    about = {"mean": mean.tolist(), "deviation": deviation.tolist(), "source": source.source, "title": source.title}
+    about = {
+        "mean": mean.tolist(),
+        "deviation": deviation.tolist(),
+        "source": source.source,
+        "title": source.title,
+    }
     np.save(partial / "images.npy", images)
     np.save(partial / "labels.npy", labels)
     (partial / "about.json").write_text(json.dumps(about))
@@ -173,6 +205,8 @@ def _square(image: np.ndarray, size: int) -> np.ndarray:
     if (height, width) == (size, size):
         return image
     if height != width or height % size:
-        raise ValueError(f"an image of {width}x{height} pixels cannot be averaged to {size}x{size}: choose a size that divides both")
+        raise ValueError(
+            f"an image of {width}x{height} pixels cannot be averaged to {size}x{size}: choose a size that divides both"
+        )
     blocks = torch.from_numpy(image.copy()).permute(2, 0, 1).float()[None]
     return functional.avg_pool2d(blocks, height // size)[0].round().byte().permute(1, 2, 0).numpy()

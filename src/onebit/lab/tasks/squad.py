@@ -43,11 +43,23 @@ class Squad(FineTuning):
 
     network = BertForQuestionAnswering
 
-    def __init__(self, *, train, test, stride: int, question_length: int, subset: int | None = None, test_subset: int | None = None, **options):
+    def __init__(
+        self,
+        *,
+        train,
+        test,
+        stride: int,
+        question_length: int,
+        subset: int | None = None,
+        test_subset: int | None = None,
+        **options,
+    ):
         super().__init__(**options)
         if stride < 1 or question_length < 1 or self.length < question_length + 4:
-            raise ValueError(f"length={self.length}, stride={stride} and question_length={question_length} leave no room for the text: "
-                             "a window has room for length - question_length - 3 tokens of it.")
+            raise ValueError(
+                f"length={self.length}, stride={stride} and question_length={question_length} leave no room for the text: "
+                "a window has room for length - question_length - 3 tokens of it."
+            )
         self.sources = {"train": (train, subset), "test": (test, test_subset)}
         self.stride, self.question_length = stride, question_length
 
@@ -57,7 +69,9 @@ class Squad(FineTuning):
         rows = [rows[i] for i in range(min(count or len(rows), len(rows)))]
         for row in rows:
             if not row["answers"]["text"]:
-                raise RuntimeError(f"{row['question']!r} has no answer in {source.source}: SQuAD 1.1 has one to every question, SQuAD 2.0 has not.")
+                raise RuntimeError(
+                    f"{row['question']!r} has no answer in {source.source}: SQuAD 1.1 has one to every question, SQuAD 2.0 has not."
+                )
         return rows
 
     @cached_property
@@ -69,7 +83,9 @@ class Squad(FineTuning):
     def _build(self) -> Examples:
         rows = self._rows("train")
         found = self.windows(rows)
-        return joined(((w.question, w.part, ends(w, rows[w.row]["answers"])) for w in found), self.tokenizer)
+        return joined(
+            ((w.question, w.part, ends(w, rows[w.row]["answers"])) for w in found), self.tokenizer
+        )
 
     @cached_property
     def test(self) -> tuple[list[dict], list[Window]]:
@@ -78,13 +94,22 @@ class Squad(FineTuning):
 
     def windows(self, rows: list[dict]) -> Iterator[Window]:
         for chunk in in_parts(len(rows), 1000):
-            questions, contexts = (self.tokenizer.encode_batch([rows[i][name] for i in chunk], add_special_tokens=False)
-                                   for name in ("question", "context"))
+            questions, contexts = (
+                self.tokenizer.encode_batch(
+                    [rows[i][name] for i in chunk], add_special_tokens=False
+                )
+                for name in ("question", "context")
+            )
             for i, asked, text in zip(chunk, questions, contexts, strict=True):
                 question = asked.ids[: self.question_length]
                 room = self.length - 3 - len(question)
                 for start in window_starts(len(text.ids), room, self.stride):
-                    yield Window(i, question, text.ids[start : start + room], text.offsets[start : start + room])
+                    yield Window(
+                        i,
+                        question,
+                        text.ids[start : start + room],
+                        text.offsets[start : start + room],
+                    )
 
     def documents(self) -> Iterator[str]:
         for row in self._rows("train"):
@@ -102,13 +127,23 @@ class Squad(FineTuning):
         best = [(-float("inf"), "")] * len(rows)
         for part in in_parts(len(windows)):
             output = model(**on_device(examples.inputs(part), device))
-            for i, (score, first, last) in zip(part, answers(output, [windows[i] for i in part]), strict=True):
+            for i, (score, first, last) in zip(
+                part, answers(output, [windows[i] for i in part]), strict=True
+            ):
                 window = windows[i]
-                if score > best[window.row][0]:  # neither of a model that has diverged, NaN or -inf: it answers nothing
-                    best[window.row] = score, rows[window.row]["context"][window.spans[first][0] : window.spans[last][1]]
+                if (
+                    score > best[window.row][0]
+                ):  # neither of a model that has diverged, NaN or -inf: it answers nothing
+                    best[window.row] = (
+                        score,
+                        rows[window.row]["context"][window.spans[first][0] : window.spans[last][1]],
+                    )
         found = [(text, row["answers"]["text"]) for (_, text), row in zip(best, rows, strict=True)]
-        return {score.__name__.removesuffix("_score"): 100 * float(np.mean([max(score(text, right) for right in known) for text, known in found]))
-                for score in (exact_match, f1_score)}
+        return {
+            score.__name__.removesuffix("_score"): 100
+            * float(np.mean([max(score(text, right) for right in known) for text, known in found]))
+            for score in (exact_match, f1_score)
+        }
 
     @property
     def data_summary(self) -> str:
@@ -116,8 +151,14 @@ class Squad(FineTuning):
 
     def data_description(self) -> dict:
         train, test = self.sources["train"][0], self.sources["test"][0]
-        return {"train": {"source": train.source, "windows": len(self.train), "sha256": self.train.sha256()},
-                "test": {"source": test.source, "questions": len(self.test[0])}}
+        return {
+            "train": {
+                "source": train.source,
+                "windows": len(self.train),
+                "sha256": self.train.sha256(),
+            },
+            "test": {"source": test.source, "questions": len(self.test[0])},
+        }
 
 
 def window_starts(count: int, room: int, stride: int) -> list[int]:
@@ -146,10 +187,15 @@ def answers(output, windows: list[Window]) -> Iterator[tuple[float, int, int]]:
     allowed = torch.zeros(len(windows), width, dtype=torch.bool)
     for i, window in enumerate(windows):
         allowed[i, len(window.question) + 2 :][: len(window.part)] = True
-    starts, stops = (logits.float().cpu().masked_fill(~allowed, -torch.inf) for logits in (output.start_logits, output.end_logits))
+    starts, stops = (
+        logits.float().cpu().masked_fill(~allowed, -torch.inf)
+        for logits in (output.start_logits, output.end_logits)
+    )
     ordered = torch.ones(width, width, dtype=torch.bool).triu().tril(LONGEST_ANSWER - 1)
     scores = (starts[:, :, None] + stops[:, None, :]).masked_fill(~ordered, -torch.inf).flatten(1)
-    for window, score, place in zip(windows, *(tensor.tolist() for tensor in scores.max(1)), strict=True):
+    for window, score, place in zip(
+        windows, *(tensor.tolist() for tensor in scores.max(1)), strict=True
+    ):
         before = len(window.question) + 2
         yield score, place // width - before, place % width - before
 

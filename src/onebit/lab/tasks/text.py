@@ -86,9 +86,17 @@ class EveryNth:
         if self.held_out:
             yield from self._some(held_out=True)
             return
-        held_out = {_words(paragraph) for document in self._some(held_out=True) for paragraph in _paragraphs(document)}
+        held_out = {
+            _words(paragraph)
+            for document in self._some(held_out=True)
+            for paragraph in _paragraphs(document)
+        }
         for document in self._some(held_out=False):
-            yield "\n\n".join(paragraph for paragraph in _paragraphs(document) if _words(paragraph) not in held_out)
+            yield "\n\n".join(
+                paragraph
+                for paragraph in _paragraphs(document)
+                if _words(paragraph) not in held_out
+            )
 
     def _some(self, *, held_out: bool) -> Iterator[str]:
         for number, document in enumerate(filter(str.strip, self.text.documents()), 1):

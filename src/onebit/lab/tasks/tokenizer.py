@@ -29,7 +29,9 @@ class TrainedWordPiece:
     def build(self, documents: Iterable[str]) -> Tokenizer:
         trained = Tokenizer(models.BPE())
         trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        trainer = trainers.BpeTrainer(vocab_size=self.vocab_size - len(SPECIAL), show_progress=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocab_size - len(SPECIAL), show_progress=False
+        )
         trained.train_from_iterator(map(_marked, documents), trainer)
         pieces = [*SPECIAL, *sorted(map(_unmarked, trained.get_vocab()))]
         return _wordpiece({piece: number for number, piece in enumerate(pieces)})
@@ -39,7 +41,11 @@ def _marked(document: str) -> str:
     """The words of a document, divided by spaces, with CONTINUED added to all characters but the first of each."""
     tokenizer = _wordpiece({})
     words = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(document))
-    marked = (word[0] + "".join(chr(ord(c) + CONTINUED) for c in word[1:]) for word, _ in words if max(word) <= "\uffff")
+    marked = (
+        word[0] + "".join(chr(ord(c) + CONTINUED) for c in word[1:])
+        for word, _ in words
+        if max(word) <= "\uffff"
+    )
     return " ".join(marked)
 
 
@@ -63,9 +69,15 @@ class LoadedWordPiece:
     def build(self, documents: Iterable[str]) -> Tokenizer:
         path = Path(self.name).expanduser()
         if path.suffix == ".txt" and path.exists():
-            return _wordpiece({piece: number for number, piece in enumerate(path.read_text("utf-8").splitlines())})
+            return _wordpiece(
+                {piece: number for number, piece in enumerate(path.read_text("utf-8").splitlines())}
+            )
         try:
-            return Tokenizer.from_file(str(path)) if path.exists() else Tokenizer.from_pretrained(self.name)
+            return (
+                Tokenizer.from_file(str(path))
+                if path.exists()
+                else Tokenizer.from_pretrained(self.name)
+            )
         except Exception as error:  # the library raises bare Exceptions
             raise RuntimeError(
                 f"The tokenizer {self.name} is not here and could not be fetched ({error}).\nFetch it on a machine with a "

