@@ -70,7 +70,7 @@ plan-sweep-%: setup FORCE ## Print what sweep N trains at PROFILE
 	$(RUN) -m onebit.lab.plan $(call module,sweep-$*) --profile $(PROFILE)
 
 claims: setup ## Judge every claim from the committed CSV: results/CLAIMS.md and the table in README.md
-	$(RUN) -m onebit.lab.judge
+	$(RUN) -m onebit.lab.claims.judge
 
 kernel-speed: setup ## Redraw the kernels' speed against the memory's bandwidth from the committed CSV, and the table of its bars
 	$(RUN) experiments/kernel_speed.py

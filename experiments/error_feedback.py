@@ -28,10 +28,12 @@ import numpy as np
 import pandas as pd
 
 from onebit import reference
-from onebit.lab import figures, measured, theory
+from onebit.lab.bench import theory
+from onebit.lab.bench.theory import Problem, Sample
+from onebit.lab.claims.judge import mean_interval, show
 from onebit.lab.claims.theory import chosen, final, late_exponents
-from onebit.lab.judge import mean_interval, show
-from onebit.lab.theory import Problem, Sample
+from onebit.lab.report import figure as figures
+from onebit.lab.runs import measurements as measured
 
 NAME = "error_feedback"
 PROBLEM = Problem(sigma=4.0, rare=0.1, v_max=1.0)

@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from onebit.lab import figures
+from onebit.lab.report import figure as figures
 
 EXPERIMENT = "figure_04"
 OPTIMIZERS = ("adam", "naive_onebit_adam")

@@ -5,8 +5,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from onebit.lab import figures
-from onebit.lab.results import paper_curve, paper_number
+from onebit.lab.report import figure as figures
+from onebit.lab.runs.load import paper_curve, paper_number
 
 EXPERIMENT = "figure_04"
 OPTIMIZERS = ("adam", "onebit_adam")

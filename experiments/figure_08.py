@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from onebit.lab import figures
+from onebit.lab.report import figure as figures
 
 EXPERIMENT = "figure_08"
 OPTIMIZERS = ("adam", "onebit_adam")

@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from onebit.lab import figures
+from onebit.lab.report import figure as figures
 
 EXPERIMENT = "figure_06"
 OPTIMIZERS = ("adam", "onebit_adam", "sgd", "double_squeeze", "local_sgd")

@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from onebit.lab import figures
+from onebit.lab.report import figure as figures
 
 EXPERIMENT = "figure_06"
 OPTIMIZERS = ("adam", "onebit_adam", "momentum_sgd", "ef_momentum_sgd", "local_momentum_sgd")

@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from onebit.lab import figures
+from onebit.lab.report import figure as figures
 
 EXPERIMENT = "figure_06"
 OPTIMIZERS = ("adam", "adam_variance_16bit", "adam_variance_8bit", "adam_variance_4bit")

@@ -7,11 +7,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from onebit.lab import figures
 from onebit.lab.claims.bert import final_loss
 from onebit.lab.claims.claim import relative_gap
 from onebit.lab.claims.lamb import by_steady_tensor
-from onebit.lab.results import paper_number
+from onebit.lab.report import figure as figures
+from onebit.lab.runs.load import paper_number
 
 EXPERIMENT = "lamb"
 OPTIMIZERS = ("lamb", "onebit_lamb", "lamb_basic_onebit")

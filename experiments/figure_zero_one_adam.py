@@ -4,9 +4,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from onebit.lab import figures
 from onebit.lab.claims.zero_one_adam import saved
-from onebit.lab.results import paper_number
+from onebit.lab.report import figure as figures
+from onebit.lab.runs.load import paper_number
 
 EXPERIMENT = "zero_one_adam"
 OPTIMIZERS = ("adam", "onebit_adam", "zero_one_adam")

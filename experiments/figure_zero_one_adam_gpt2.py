@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from onebit.lab import figures
+from onebit.lab.report import figure as figures
 
 EXPERIMENT = "zero_one_adam_gpt2"
 OPTIMIZERS = ("adam", "onebit_adam", "zero_one_adam")

@@ -12,10 +12,11 @@ from matplotlib.axes import Axes
 from onebit import kernels
 from onebit.kernels import torch_ops
 from onebit.kernels.torch_ops import Terms
-from onebit.lab import figures, measured
-from onebit.lab import speed_results as results
-from onebit.lab.speed import alternate
-from onebit.lab.speed_results import SIZES, Bar, M
+from onebit.lab.bench import bars as results
+from onebit.lab.bench.bars import SIZES, Bar, M
+from onebit.lab.bench.timing import alternate
+from onebit.lab.report import figure as figures
+from onebit.lab.runs import measurements as measured
 from onebit.layout import Layout
 
 NAME = "kernel_speed"

@@ -34,10 +34,12 @@ from dataclasses import asdict
 import numpy as np
 import pandas as pd
 
-from onebit.lab import figures, measured, theory
-from onebit.lab.judge import mean_interval, show
-from onebit.lab.speed_results import plain_ticks
-from onebit.lab.theory import Problem, Sample
+from onebit.lab.bench import theory
+from onebit.lab.bench.bars import plain_ticks
+from onebit.lab.bench.theory import Problem, Sample
+from onebit.lab.claims.judge import mean_interval, show
+from onebit.lab.report import figure as figures
+from onebit.lab.runs import measurements as measured
 
 NAME = "linear_speedup"
 PROBLEM = Problem(sigma=16.0)

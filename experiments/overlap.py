@@ -23,10 +23,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from onebit import OneBitAdam
-from onebit.lab import figures, measured, network
-from onebit.lab import speed_results as results
-from onebit.lab.launch import Processes
-from onebit.lab.speed import InStep, alternate
+from onebit.lab.bench import bars as results
+from onebit.lab.bench import network
+from onebit.lab.bench.timing import InStep, alternate
+from onebit.lab.report import figure as figures
+from onebit.lab.runs import measurements as measured
+from onebit.lab.training.workers import Processes
 
 NAME = "overlap"
 RANKS = network.ENDS

@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 
 from onebit import OneBitAdam
-from onebit.lab import figures, measured
-from onebit.lab import speed_results as results
-from onebit.lab.launch import Processes
-from onebit.lab.speed import InStep, alternate
-from onebit.lab.speed_results import SIZES, Bar, M
+from onebit.lab.bench import bars as results
+from onebit.lab.bench.bars import SIZES, Bar, M
+from onebit.lab.bench.timing import InStep, alternate
+from onebit.lab.report import figure as figures
+from onebit.lab.runs import measurements as measured
+from onebit.lab.training.workers import Processes
 
 NAME = "step_cost"
 RANKS = (2, 4)  # W

@@ -3,8 +3,9 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from onebit.lab import figures, sweeps
-from onebit.lab.sweeps import caption as caption
+from onebit.lab.report import figure as figures
+from onebit.lab.report import sweep as sweeps
+from onebit.lab.report.sweep import caption as caption
 
 EXPERIMENT = "figure_04"
 VARIANTS = {

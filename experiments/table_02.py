@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from onebit.lab import tables
 from onebit.lab.claims.bert import chosen_by_rule, lr_warmup
 from onebit.lab.claims.claim import finished
 from onebit.lab.claims.finetune import diverged
-from onebit.lab.facts import read_run
-from onebit.lab.options import composed
-from onebit.lab.results import paper_number
+from onebit.lab.config import composed
+from onebit.lab.report import table as tables
+from onebit.lab.runs.load import paper_number
+from onebit.lab.runs.metadata import read_run
 
 MODELS = {"table_02_base": ("BERT-Base", "bert_base"), "table_02": ("BERT-Large", "bert_large")}
 EXPERIMENTS = tuple(MODELS)

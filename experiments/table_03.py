@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from onebit.lab import tables
 from onebit.lab.claims.finetune import METRICS, diverged, final_score
-from onebit.lab.results import PAPER
+from onebit.lab.report import table as tables
+from onebit.lab.runs.load import PAPER
 
 EXPERIMENTS = tuple(METRICS)
 SMOKE = ("squad", "glue_rte")  # of each kind one, since all take minutes

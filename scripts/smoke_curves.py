@@ -38,7 +38,7 @@ def curve(optimizer: str, backend: str) -> list[dict[str, str]]:
             "workers=3",
             "seed=1",
         ]
-        options += ["record_every=1", "watch=null", "progress=false", f"output={folder}/run"]
+        options += ["record_every=1", "progress=false", f"output={folder}/run"]
         subprocess.run([sys.executable, "-m", "onebit.lab.train", *options], check=True, cwd=ROOT)
         with open(f"{folder}/run/curve.csv", newline="") as file:
             return [

@@ -5,7 +5,7 @@ import warnings
 from functools import cache
 from importlib import import_module
 
-from onebit.kernels.__init__ import torch_ops
+from onebit.kernels import torch_ops
 
 # kind of device -> (module here, the package that it needs, the extra of onebit that brings it)
 COMPILED = {"cpu": ("cpu", "numba", "fast"), "cuda": ("cuda", "cupy", "cuda")}

@@ -28,14 +28,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
-from onebit.lab.checkpoint import newest
-from onebit.lab.facts import read_run
-from onebit.lab.options import composed
+from onebit.lab.config import composed
+from onebit.lab.runs.metadata import read_run
 from onebit.lab.tasks.bert import BertPretraining
 from onebit.lab.tasks.corpus import load_corpus
 from onebit.lab.tasks.model import configured
 from onebit.lab.tasks.tokenizer import TrainedWordPiece
 from onebit.lab.tasks.weights import PRETRAINING
+from onebit.lab.training.checkpoint import newest
 
 
 def export(run: Path, folder: Path) -> dict:

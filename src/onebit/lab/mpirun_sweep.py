@@ -16,11 +16,11 @@ import sys
 import time
 from pathlib import Path
 
-from onebit.lab.facts import ENDED, read_run
-from onebit.lab.figures import load_figure
-from onebit.lab.options import wrong_override
+from onebit.lab.config import wrong_override
+from onebit.lab.report.figure import load_figure
 from onebit.lab.reproduce import text_table, to_come
-from onebit.lab.results import PROFILES, RESULTS, SEEDS, differing, run_folder
+from onebit.lab.runs.load import PROFILES, RESULTS, SEEDS, differing, run_folder
+from onebit.lab.runs.metadata import ENDED, read_run
 
 
 def command(options: argparse.Namespace, optimizer: str, seed: int, folder: Path) -> list[str]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from onebit.lab.claims.bert import volume_share
-from onebit.lab.figures import load_figure, target
-from onebit.lab.options import composed
-from onebit.lab.results import SEEDS
-from onebit.lab.run import Run, run_from
-from onebit.lab.tables import experiments
+from onebit.lab.config import composed
+from onebit.lab.report.figure import load_figure, target
+from onebit.lab.report.table import experiments
+from onebit.lab.runs.load import SEEDS
+from onebit.lab.training.run import Run, run_from
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onebit.lab.facts import ENDED, read_run
-from onebit.lab.record import COLUMNS, EVALUATION, TENSORS, TRAFFIC, Table
-from onebit.lab.results import RESULTS, run_folder
-from onebit.lab.watch import QUANTITIES
+from onebit.lab.runs.load import RESULTS, run_folder
+from onebit.lab.runs.metadata import ENDED, read_run
+from onebit.lab.runs.recorder import COLUMNS, EVALUATION, TENSORS, TRAFFIC, Table
+from onebit.lab.runs.state_log import QUANTITIES
 
 WHOLE = ("step", "samples", *TRAFFIC)
 IDENTITY = COLUMNS[:5]

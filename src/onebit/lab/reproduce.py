@@ -21,11 +21,11 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from onebit.lab.claims import CLAIMS, statistic_by_seed
-from onebit.lab.facts import ENDED, ROOT, commit, read_run
-from onebit.lab.figures import load_figure, target
-from onebit.lab.judge import consistent, judge, show
-from onebit.lab.options import composed, plain
-from onebit.lab.results import (
+from onebit.lab.claims.judge import consistent, judge, show
+from onebit.lab.config import composed, plain
+from onebit.lab.report.figure import load_figure, target
+from onebit.lab.report.table import experiments, optimizers, save
+from onebit.lab.runs.load import (
     PROFILES,
     RESULTS,
     SEEDS,
@@ -35,8 +35,8 @@ from onebit.lab.results import (
     require_alike,
     run_folder,
 )
-from onebit.lab.run import run_from
-from onebit.lab.tables import experiments, optimizers, save
+from onebit.lab.runs.metadata import ENDED, ROOT, commit, read_run
+from onebit.lab.training.run import run_from
 
 LIVE = RESULTS / "live"
 

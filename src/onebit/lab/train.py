@@ -16,11 +16,11 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from onebit.lab.facts import ENDED, check_folder
-from onebit.lab.launch import WorkerError, hold
-from onebit.lab.options import CONF, wrong_override
-from onebit.lab.run import run_from
-from onebit.lab.training import train
+from onebit.lab.config import CONF, wrong_override
+from onebit.lab.runs.metadata import ENDED, check_folder
+from onebit.lab.training.loop import train
+from onebit.lab.training.run import run_from
+from onebit.lab.training.workers import WorkerError, hold
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")

@@ -18,9 +18,7 @@ Volumes, times and variances are those of runs that finished.
 A module for each experiment says what its margins are, and why.
 """
 
-from onebit.lab.claims.__init__.claim import TAIL, Claim, Interval, rows_of, statistic_by_seed
-
-from onebit.lab.claims.__init__ import (
+from onebit.lab.claims import (
     bert,
     dcgan,
     finetune,
@@ -30,6 +28,7 @@ from onebit.lab.claims.__init__ import (
     theory,
     zero_one_adam,
 )
+from onebit.lab.claims.claim import TAIL, Claim, Interval, rows_of, statistic_by_seed
 
 __all__ = ["CLAIMS", "TAIL", "Claim", "Interval", "rows_of", "statistic_by_seed"]
 

@@ -28,8 +28,8 @@ from onebit.lab.claims.claim import (
     relative_gap,
     tail_mean,
 )
-from onebit.lab.facts import read_run
-from onebit.lab.results import at_common_seeds, paper_curve, paper_number
+from onebit.lab.runs.load import at_common_seeds, paper_curve, paper_number
+from onebit.lab.runs.metadata import read_run
 
 MARGIN = 0.03
 NEAR_HAND_TUNED = (0.75, 4 / 3)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from onebit.lab import measured
-from onebit.lab.results import load, paper_curve
+from onebit.lab.runs import measurements as measured
+from onebit.lab.runs.load import load, paper_curve
 
 TAIL = 0.1
 Statistic = Callable[[pd.DataFrame], pd.Series]

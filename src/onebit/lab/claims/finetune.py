@@ -29,8 +29,8 @@ from pathlib import Path
 import pandas as pd
 
 from onebit.lab.claims.claim import Claim, Statistic, finished, infinite_where_diverged, of_finished
-from onebit.lab.facts import ENDED, read_run, without
-from onebit.lab.results import PAPER, TUNING_SEED, paper_number, read_evaluation, require_alike
+from onebit.lab.runs.load import PAPER, TUNING_SEED, paper_number, read_evaluation, require_alike
+from onebit.lab.runs.metadata import ENDED, read_run, without
 
 MARGIN = 0.02
 SQUAD_MARGIN = 0.005

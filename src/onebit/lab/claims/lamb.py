@@ -24,7 +24,7 @@ import pandas as pd
 from onebit.lab.claims import bert
 from onebit.lab.claims.bert import final_loss, losses, ratio_by_seed, volume_share
 from onebit.lab.claims.claim import TAIL, Claim, finished, of_finished, relative_gap
-from onebit.lab.results import by_tensor, paper_number
+from onebit.lab.runs.load import by_tensor, paper_number
 
 MARGIN = 0.015
 FALLS = 2.0

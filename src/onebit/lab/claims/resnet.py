@@ -25,7 +25,7 @@ from onebit.lab.claims.claim import (
     relative_gap,
     tail_mean,
 )
-from onebit.lab.results import paper_curve, paper_number
+from onebit.lab.runs.load import paper_curve, paper_number
 
 MARGIN = 0.10
 SOME = 0.5

@@ -17,7 +17,7 @@ import pandas as pd
 
 from onebit.lab.claims.bert import hours_ratio, ratio_by_seed, volume_reduction
 from onebit.lab.claims.claim import Claim, Interval, Statistic, finished
-from onebit.lab.results import paper_curve, paper_number
+from onebit.lab.runs.load import paper_curve, paper_number
 
 NEAR = 0.8
 

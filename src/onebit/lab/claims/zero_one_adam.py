@@ -28,7 +28,7 @@ from onebit.lab.claims.claim import (
     relative_gap,
     tail_mean,
 )
-from onebit.lab.results import by_tensor, paper_curve, paper_number
+from onebit.lab.runs.load import by_tensor, paper_curve, paper_number
 
 LESS_VOLUME = 0.75
 FEWER_ROUNDS = 0.40

@@ -11,7 +11,7 @@ Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]
 
 
 class Task(ABC):
-    """A model with its data. The training loop (`onebit.lab.training`) asks for nothing else.
+    """A model with its data. The training loop (`onebit.lab.training.loop`) asks for nothing else.
 
     Making a task loads nothing, so that a configuration can be looked at where its data is not.
     """

@@ -10,9 +10,9 @@ from scipy import stats
 from torch import Tensor, nn
 from transformers import BertForSequenceClassification
 
-from onebit.lab.data import HubRows
 from onebit.lab.tasks.examples import Examples, cached, cut_pair, joined
 from onebit.lab.tasks.finetune import FineTuning, in_parts, on_device
+from onebit.lab.tasks.hub import HubRows
 
 
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:

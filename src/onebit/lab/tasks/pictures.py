@@ -13,7 +13,7 @@ import torch
 from filelock import FileLock
 from torch.nn import functional
 
-from onebit.lab.data import HubRows
+from onebit.lab.tasks.hub import HubRows
 
 FORMAT = 1  # part of the cache's key: raise it when what is stored changes
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from onebit.lab.data import HubRows
+from onebit.lab.tasks.hub import HubRows
 
 # Not documentation, or not in every distribution of Python.
 LEFT_OUT = {

