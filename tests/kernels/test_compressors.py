@@ -444,7 +444,7 @@ def test_onebit_adam_with_every_compressor_equals_its_reference(ranks, compresso
             joined(start_values()),
             gradients_of_all(ranks),
             ranks,
-            segments=segments(ranks),
+            groups=segments(ranks),
             T_w=T_W,
             C=reference_of(compressor, ranks, T_W),
             **reference_options(),
