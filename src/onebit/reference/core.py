@@ -165,6 +165,8 @@ def zero_one_adam(
     """
     x, m, v, delta, delta_bar = start(x, n)
     x_sync, x, m, u = x, np.tile(x, (n, 1)), np.tile(m, (n, 1)), np.zeros_like(delta)
+    gammas: Number
+    decay: Number
     gammas, decay, k = 0.0, 1.0, 0
     for t in count(1):
         g = gradient(t, x)
@@ -207,7 +209,7 @@ def spread(values: Array, tensors: Groups) -> Array:
 
 def trust_ratios(x: Array, u: Array, tensors: Groups, bounds: Bounds) -> Array:
     """c = clip(||x|| / ||u||, c_min, c_max) of each tensor; 1 if a norm is 0."""
-    norms = [(np.linalg.norm(x[s]), np.linalg.norm(u[s])) for s in tensors]
+    norms = [(float(np.linalg.norm(x[s])), float(np.linalg.norm(u[s]))) for s in tensors]
     return np.array([clipped(a / b, bounds) if a and b else 1.0 for a, b in norms])
 
 
