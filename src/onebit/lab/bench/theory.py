@@ -127,12 +127,9 @@ class Sample:
 
 
 def one_bit_by_seed(dimension: int) -> Callable:
-    """The compressor `reference.one_bit` with each seed's d coordinates as a segment.
+    """The compressor `reference.one_bit` with one group for each seed: its d coordinates."""
 
-    It ignores the segments that it is given.
-    """
-
-    def C(x, segments, active):
+    def C(x, groups, active):
         rows = x.reshape(*x.shape[:-1], -1, dimension)
         return reference.one_bit(rows, [slice(None)], np.ones(dimension, bool)).reshape(x.shape)
 
