@@ -20,7 +20,6 @@ ARTIFACT = Figure(
     experiment="figure_06",
     optimizers=("adam", "onebit_adam", "onebit_adam_32bit", "naive_onebit_adam", "sgd"),
     plot=plot,
-    note=("A cross marks, at chance, where a run diverged."),
 )
 
 if __name__ == "__main__":

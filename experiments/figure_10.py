@@ -21,7 +21,6 @@ ARTIFACT = Figure(
     experiment="figure_06",
     optimizers=("adam", "onebit_adam", "sgd", "double_squeeze", "local_sgd"),
     plot=plot,
-    note=("A cross marks, at chance, where a run diverged."),
 )
 
 if __name__ == "__main__":

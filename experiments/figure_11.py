@@ -21,7 +21,6 @@ ARTIFACT = Figure(
     experiment="figure_06",
     optimizers=("adam", "onebit_adam", "momentum_sgd", "ef_momentum_sgd", "local_momentum_sgd"),
     plot=plot,
-    note=("A cross marks, at chance, where a run diverged."),
 )
 
 if __name__ == "__main__":

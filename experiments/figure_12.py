@@ -21,7 +21,7 @@ ARTIFACT = Figure(
     experiment="figure_06",
     optimizers=("adam", "adam_variance_16bit", "adam_variance_8bit", "adam_variance_4bit"),
     plot=plot,
-    note=("A cross marks, at chance, where a run diverged."),
+    note="Crosses at chance (10%) mark where runs diverged.",
 )
 
 if __name__ == "__main__":

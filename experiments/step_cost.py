@@ -223,7 +223,7 @@ def note(rows: pd.DataFrame, facts: dict) -> str:
     """What the caption says besides."""
     many = rows[rows.tensors > 1].iloc[0]
     return (
-        "W processes on one machine, exchanging over gloo, each with one thread; both start a step "
+        "W processes on one machine, exchanging over gloo, each with one thread; all start a step "
         "together and the time is that of the slowest. Lines: one fp32 tensor; hollow: "
         f"{many.tensors} tensors of a BERT, {size_text(many.n)} elements in all. A heavy dash with "
         "an arrow is a bar, set before the runs, that the curve of its colour must be under."

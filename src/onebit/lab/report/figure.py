@@ -157,12 +157,15 @@ def draw_thin(axes: Axes, line: Rows, x_scale: float, style: dict) -> None:
 
 
 def draw_diverged(axes: Axes, rows: Rows, x: str, y: float, x_scale: float) -> None:
-    """A cross at the height y where each committed run that diverged ended."""
+    """A cross at the height y where each committed run that diverged ended.
+
+    Crosses of different optimizers differ in size, so that none hides another.
+    """
     ended = rows[(rows.status == "diverged") & ~rows.live.astype(bool)]
-    for (optimizer, _), run in ended.groupby(["optimizer", "seed"]):
-        colour = LOOKS[optimizer][1]
-        cross = {"color": colour, "marker": "x", "markersize": 7, "linestyle": "none"}
-        axes.plot([run[x].iloc[-1] / x_scale], [y], **cross)
+    for i, (optimizer, runs) in enumerate(ended.groupby("optimizer")):
+        ends = runs.groupby("seed")[x].last() / x_scale
+        cross = {"color": LOOKS[optimizer][1], "marker": "x", "linestyle": "none"}
+        axes.plot(ends, [y] * len(ends), markersize=14 / (1 + i), markeredgewidth=2, **cross)
 
 
 def within_range(rows: Rows, y: str) -> Rows:
