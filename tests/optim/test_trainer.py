@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.launch import BACKENDS
-from test_behaviour import same
+from helpers.small_runs import same
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

@@ -1,45 +1,13 @@
-"""The compressed allreduce keeps what it loses, spends the bytes it promises, and never lets one tensor's size spoil another's."""
+"""The allreduce keeps what it loses, spends the bytes that it promises, and gives each tensor a scale of its own."""
 
-import numpy as np
 import pytest
 import torch
+from helpers.allreduce_rounds import ODD_SHAPES, flatten, make, rounds
 
 import onebit
-from onebit.allreduce import CompressedAllreduce, ExactAllreduce
+from onebit.allreduce import ExactAllreduce
 from onebit.compression import Identity, Sign
-from onebit.kernels import torch_ops
 from onebit.layout import ALIGNMENT, Layout
-
-ODD_SHAPES = [(1,), (2,), (7,), (8,), (9, 7), (64,), (65,), (0,), (), (1000,)]
-
-
-def make(communicator, shapes, dtype=torch.float64, compressor=Sign, active=None):
-    layout = Layout(shapes, communicator.size)
-    return layout, CompressedAllreduce(communicator, layout, dtype, compressor, active)
-
-
-def flatten(layout, tensors, dtype):
-    flat = torch.zeros(layout.size, dtype=dtype)
-    for view, tensor in zip(layout.views(flat), tensors):
-        view.copy_(tensor)
-    return flat
-
-
-def rounds(communicator, shapes, count, dtype=torch.float64, compressor=Sign, active=None):
-    """(sum of inputs, sum of outputs, worker error, server error) of this rank after `count` random rounds, and the last output."""
-    layout, compressed = make(communicator, shapes, dtype, compressor, active)
-    generator = torch.Generator().manual_seed(communicator.rank)
-    total_in, total_out = (torch.zeros(layout.size, dtype=dtype) for _ in range(2))
-    for _ in range(count):
-        z = flatten(
-            layout,
-            [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes],
-            dtype,
-        )
-        output = compressed.allreduce(z)
-        total_in += torch.where(compressed.partition.active, z, 0)
-        total_out += output
-    return total_in, total_out, compressed.worker_error, compressed.server_error, output
 
 
 @pytest.mark.parametrize("size", range(1, 9))
@@ -108,9 +76,10 @@ def test_small_and_large_tensors_do_not_share_a_scale():
     together = onebit.comm.run_threads(2, lambda c: mean_output(c, [(200,)], [torch.cat(values)]))[
         0
     ]
-    error = lambda out, i: (
-        (out[100 * i : 100 * i + 100] - values[i]).norm() / values[i].norm()
-    ).item()  # noqa: E731
+
+    def error(out, i):
+        return ((out[100 * i : 100 * i + 100] - values[i]).norm() / values[i].norm()).item()
+
     assert error(apart, 0) < 0.1 and error(apart, 1) < 0.1
     assert error(together, 0) > 10
 
@@ -188,38 +157,19 @@ def test_exact_allreduce_is_the_mean_in_the_wire_dtype(wire_dtype):
         assert torch.equal(result, expected)
 
 
-@pytest.mark.parametrize("n", [0, 8, 64, 1000, 4096])
-def test_packed_signs_are_numpys_little_endian_bits(n):
-    x = torch.randn(n, generator=torch.Generator().manual_seed(n))
-    x[::5] = 0.0
-    x[1::5] = -0.0
-    bits = torch_ops.pack_signs(x)
-    np.testing.assert_array_equal(bits.numpy(), np.packbits(x.numpy() >= 0, bitorder="little"))
-    if n % ALIGNMENT == 0:
-        scaled = torch_ops.scaled_signs(bits, torch.tensor([2.5]), torch.tensor([n]))
-        assert torch.equal(scaled, torch.where(x >= 0, 2.5, -2.5))
+def test_without_feedback_the_errors_stay_zero():
+    """Sign loses something of every vector; the outputs of two equal rounds are then equal, which error feedback would make different."""
 
+    def run(communicator, feedback):
+        layout = Layout([(300,)], communicator.size)
+        allreduce = onebit.allreduce.CompressedAllreduce(communicator, layout, feedback=feedback)
+        x = torch.linspace(-1, 2, layout.size).where(layout.real, 0)
+        first, second = (allreduce.allreduce(x.clone()) for _ in range(2))
+        return (
+            torch.equal(first, second),
+            bool(allreduce.worker_error.any() or allreduce.server_error.any()),
+            allreduce.rounds,
+        )
 
-def test_sums_do_not_depend_on_the_number_of_threads():
-    layout = Layout([(ALIGNMENT * 1234,), (0,), (ALIGNMENT * 3766 - 5,)], 3)
-    partition = layout.worker_partition()
-    x = torch.randn(layout.size, generator=torch.Generator().manual_seed(0))
-    before = torch.get_num_threads()
-    try:
-        sums = []
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            sums.append(
-                torch_ops.group_sums(partition, torch_ops.block_sums(partition, x, square=False))
-            )
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(*sums) and sums[0][1] == 0
-    parts = x.double().split(layout.lengths.tolist())
-    torch.testing.assert_close(
-        sums[0], torch.stack([part.sum() for part in parts]), rtol=1e-12, atol=1e-10
-    )
-    squares = torch_ops.group_sums(partition, torch_ops.block_sums(partition, x))
-    torch.testing.assert_close(
-        squares, torch.stack([part.square().sum() for part in parts]), rtol=1e-12, atol=0
-    )
+    assert onebit.comm.run_threads(2, lambda c: run(c, False)) == [(True, False, 2)] * 2
+    assert onebit.comm.run_threads(2, lambda c: run(c, True)) == [(False, True, 2)] * 2

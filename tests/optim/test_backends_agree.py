@@ -1,15 +1,19 @@
-"""Threads, gloo processes and MPI give the same bits in both phases, and differing ranks raise on all of them."""
+"""Every optimizer gives the same bits over threads, gloo and MPI in both phases; differing ranks raise on all of them."""
 
 import pytest
 import torch
+from helpers.differing_ranks import differing
 from helpers.launch import BACKENDS
-from test_behaviour import differing, everything, make, step
-from test_checkpoint import saved
+from helpers.small_runs import everything, make, saved, step
 
 import onebit
 
 SHAPES = ((70,), (9, 15), (0, 4), (), (257, 3))
+
+
 BETAS, MOMENTUM = {"betas": (0.9, 0.7)}, {"momentum": 0.9, "weight_decay": 0.01}
+
+
 KINDS = [
     (onebit.OneBitAdam, BETAS | {"warmup": 6}),
     (onebit.NaiveOneBitAdam, BETAS),
@@ -136,29 +140,3 @@ def group_alone(communicator, mine):
     for t in range(10):
         step(run, t, communicator.rank)
     return everything(run)
-
-
-def default_group(communicator):
-    optimizer = make(None, warmup=3).optimizer
-    return type(optimizer.communicator).__name__, optimizer.communicator.size
-
-
-def made_too_early(communicator):
-    """An optimizer made before init_process_group would train a model of its own."""
-    group = torch.distributed.group.WORLD
-    torch.distributed.group.WORLD = None  # as if it did not exist yet
-    try:
-        run = make(None, warmup=3)
-    finally:
-        torch.distributed.group.WORLD = group
-    with pytest.raises(RuntimeError, match="after init_process_group"):
-        step(run, 0, communicator.rank)
-    return True
-
-
-def test_an_optimizer_made_before_the_process_group_raises():
-    assert BACKENDS["gloo"](2, made_too_early) == [True, True]
-
-
-def test_the_default_process_group_is_used():
-    assert BACKENDS["gloo"](2, default_group) == [("TorchDistributed", 2)] * 2

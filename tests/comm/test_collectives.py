@@ -1,45 +1,30 @@
-"""Laws of the communicators: the same bytes and bits from threads, gloo and MPI; counted as promised; no hang."""
+"""Threads, gloo and MPI give the same bytes and bits, and count what they promise."""
 
 import functools
-import os
-import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.launch import BACKENDS, run_gloo, run_mpi, run_mpirun, run_threads
+from helpers.launch import BACKENDS, run_gloo, run_mpi, run_threads
+from helpers.messages import message, numbers
 
-from onebit.comm import Mpi, Single, TorchDistributed, default_communicator
-from onebit.comm.base import LAUNCHER_VARIABLES
+from onebit.comm import Mpi, TorchDistributed
 
 SIZES = (1, 2, 3, 4)
+
+
 LENGTHS = (0, 1, 2, 7, 1001)
+
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
 # (x's dtype, the wire's)
 REDUCTIONS = [(dtype, None) for dtype in DTYPES] + [
     (torch.float32, torch.float16),
     (torch.float64, torch.float32),
 ]
-
-
-# What every backend is asked on every rank; the answers are compared with the definitions below.
-
-
-def message(rank, rows, k):
-    """Random bytes [rows, k], not contiguous."""
-    generator = torch.Generator().manual_seed(1000 * rank + k)
-    return torch.randint(256, (k, rows), generator=generator, dtype=torch.uint8).t()
-
-
-def numbers(rank, n, dtype):
-    """Numbers of many magnitudes, so that the order of a sum shows in its bits; a tenth are subnormal in float16."""
-    generator = torch.Generator().manual_seed(2000 * rank + n)
-    exponents = torch.linspace(-7, 3, n, dtype=torch.float64)[
-        torch.randperm(n, generator=generator)
-    ]
-    return (torch.randn(n, generator=generator, dtype=torch.float64) * 10**exponents).to(dtype)
 
 
 def answers(communicator):
@@ -129,6 +114,8 @@ def equal_bits(a, b):
 
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
 every_size = pytest.mark.parametrize("size", SIZES)
 
 
@@ -287,110 +274,6 @@ def test_results_belong_to_the_rank_that_got_them(size):
         assert all(torch.equal(a, b) for a, b in zip(kept, later, strict=True))
 
 
-def gather(communicator, k=3):
-    communicator.all_gather(torch.zeros(k, dtype=torch.uint8))
-
-
-def rank_1_is_missing(communicator):
-    if communicator.rank == 1:
-        time.sleep(30)
-    gather(communicator)
-
-
-@pytest.mark.parametrize(
-    ("run", "options"),
-    [
-        (run_threads, {"timeout": 0.5}),
-        (run_gloo, {"collective_timeout": 1}),
-        (run_mpi, {"collective_timeout": 1}),
-    ],
-)
-def test_a_missing_rank_is_an_error_after_the_time_out(run, options):
-    started = time.monotonic()
-    with pytest.raises(
-        RuntimeError,
-        match="rank 0.*Every rank must|rank 0 of 2(.|\n)*branch that only some ranks take",
-    ):
-        run(2, rank_1_is_missing, **options)
-    assert time.monotonic() - started < 25
-
-
-def rank_1_returns_early(communicator):
-    if communicator.rank == 1:
-        return
-    gather(communicator)
-
-
-def ranks_send_different_lengths(communicator):
-    gather(communicator, k=3 + communicator.rank)
-
-
-@pytest.mark.parametrize("fn", [rank_1_returns_early, ranks_send_different_lengths])
-def test_threads_in_different_collectives_are_told_at_once(fn):
-    started = time.monotonic()
-    with pytest.raises(RuntimeError, match="rank 0 in all_gather .3., rank 1 in"):
-        run_threads(3, fn)
-    assert time.monotonic() - started < 5
-
-
-def rank_0_works_on_alone(communicator):
-    gather(communicator)
-    if communicator.rank == 0:
-        time.sleep(0.5)
-    return communicator.rank
-
-
-def test_a_thread_may_work_on_after_the_others_have_returned():
-    assert run_threads(3, rank_0_works_on_alone, timeout=0.1) == [0, 1, 2]
-
-
-def rank_1_fails(communicator):
-    gather(communicator)
-    if communicator.rank == 1:
-        raise KeyError("the first error")
-    gather(communicator)
-
-
-@pytest.mark.parametrize("backend", ["threads", "gloo"])
-def test_the_first_error_of_a_rank_is_raised(backend):
-    started = time.monotonic()
-    with pytest.raises(KeyError, match="the first error"):
-        BACKENDS[backend](3, rank_1_fails)
-    assert time.monotonic() - started < 15
-
-
-SCRIPT = """
-import sys, time, torch, onebit.comm
-communicator = onebit.comm.Mpi(timeout=float(sys.argv[1]))
-def train():
-    if communicator.rank == 1:
-        {rank_1}
-    communicator.all_gather(torch.zeros(3, dtype=torch.uint8))
-{run}
-"""
-
-
-@pytest.mark.parametrize(
-    ("rank_1", "run", "timeout", "message"),
-    [
-        (
-            "raise KeyError('of rank 1')",
-            "with onebit.comm.abort_on_error(communicator): train()",
-            600,
-            "of rank 1",
-        ),
-        ("time.sleep(600)", "train()", 1, "rank 0 of 2 waited 1.0 s in all_gather"),
-    ],
-    ids=["error", "missing rank"],
-)
-def test_mpi_job_ends_with_its_first_error(tmp_path, rank_1, run, timeout, message):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(rank_1=rank_1, run=run))
-    job = run_mpirun(2, [script, timeout], timeout=40)
-    assert job.returncode, job.stdout
-    assert message in job.stdout
-
-
 def mean_in_my_half(communicator):
     """Ranks 0 and 2, and 1 and 3, reduce vectors of different lengths at different times."""
     rank = communicator.rank
@@ -408,88 +291,6 @@ def test_disjoint_groups_do_not_meet():
     for rank, (group_rank, group_size, mean) in enumerate(run_gloo(4, mean_in_my_half)):
         assert (group_rank, group_size) == (rank // 2, 2)
         assert torch.equal(mean, torch.full((5 + rank % 2,), 1.0 + rank % 2))
-
-
-def default_group(communicator):
-    os.environ["WORLD_SIZE"] = str(communicator.size)
-    default = default_communicator()
-    return type(default), default.rank, default.size
-
-
-def test_default_communicator_is_the_default_group():
-    assert run_gloo(2, default_group) == [(TorchDistributed, 0, 2), (TorchDistributed, 1, 2)]
-
-
-@pytest.fixture
-def no_launcher(monkeypatch):
-    for name in LAUNCHER_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.parametrize(
-    "name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
-)
-def test_several_processes_without_a_group_are_refused(no_launcher, monkeypatch, name):
-    monkeypatch.setenv(name, "1")
-    assert isinstance(default_communicator(), Single)
-    monkeypatch.setenv(name, "2")
-    with pytest.raises(RuntimeError, match=rf"{name}=2.*init_process_group.*Mpi\(\).*Single\(\)"):
-        default_communicator()
-    assert Single().size == 1
-
-
-def test_a_single_worker_sends_nothing(no_launcher):
-    communicator = default_communicator()
-    x = numbers(0, 7, torch.float32)
-    assert torch.equal(communicator.all_reduce(x, torch.float16), x)
-    assert torch.equal(
-        communicator.all_to_all(x.view(torch.uint8)[None]), x.view(torch.uint8)[None]
-    )
-    assert torch.equal(communicator.all_gather(x.view(torch.uint8)), x.view(torch.uint8)[None])
-    assert (communicator.bytes_sent, communicator.bytes_received, communicator.calls) == (0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("collective", "x", "remedy"),
-    [
-        ("all_to_all", torch.zeros(1, 4), r"uint8 \[1, k\], not float32 \[1, 4\]"),
-        ("all_to_all", torch.zeros(2, 4, dtype=torch.uint8), r"uint8 \[1, k\], not uint8 \[2, 4\]"),
-        ("all_gather", torch.zeros(2, 4, dtype=torch.uint8), r"uint8 \[k\], not uint8 \[2, 4\]"),
-        ("all_reduce", torch.zeros(4, dtype=torch.int64), r"not int64 \[4\]; convert"),
-    ],
-)
-def test_a_wrong_tensor_is_refused(collective, x, remedy):
-    with pytest.raises(ValueError, match=remedy):
-        getattr(Single(), collective)(x)
-
-
-def test_an_uninitialised_group_is_refused_with_the_remedy():
-    with pytest.raises(RuntimeError, match="torchrun.*init_process_group.*Single"):
-        TorchDistributed()
-
-
-def test_nccl_without_a_gpu_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
-    monkeypatch.setattr(dist, "get_backend_config", lambda group: "cuda:nccl")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match='needs a GPU.*"gloo"'):
-        TorchDistributed()
-
-
-def test_mpi_without_mpi4py_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(RuntimeError, match="pip install 'onebit.mpi.'.*mpirun -n 4"):
-        Mpi()
-
-
-@pytest.mark.parametrize("name", LAUNCHER_VARIABLES)
-def test_mpi_of_one_process_under_a_launcher_of_several_is_refused(no_launcher, monkeypatch, name):
-    alone = SimpleNamespace(MPI=SimpleNamespace(COMM_WORLD=SimpleNamespace(rank=0, size=1)))
-    monkeypatch.setitem(sys.modules, "mpi4py", alone)
-    monkeypatch.setenv(name, "4")
-    with pytest.raises(RuntimeError, match=f"{name}=4, but MPI sees one process.*mpirun"):
-        Mpi()
 
 
 def test_mpi_does_not_meet_the_users_messages():
