@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from helpers.cases import more
 from helpers.launch import BACKENDS, run_gloo
 from helpers.nets import Net, backward, state_of
 from helpers.refusals import matches, refusal
@@ -77,7 +78,7 @@ def assert_attached_equals_plain(communicator):
     return [phase for _, phase, _ in attached]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, *more(3)])
 def test_an_attached_model_trains_bit_for_bit_like_a_plain_one(size):
     """In both phases, with accumulation under no_sync, gradients in buckets, parameters that some rank does not use, bfloat16."""
     for phases in BACKENDS["gloo"](size, assert_attached_equals_plain, timeout=100):

@@ -2,21 +2,19 @@
 
 import functools
 import time
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.cases import more
 from helpers.launch import BACKENDS, run_gloo, run_mpi, run_threads
 from helpers.messages import message, numbers
 
 from onebit.comm import Mpi, TorchDistributed
 
-SIZES = (1, 2, 3, 4)
-
-
+SIZES = [1, 3, *more(2, 4)]
 LENGTHS = (0, 1, 2, 7, 1001)
-
-
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -57,20 +55,6 @@ def answers(communicator):
     return found
 
 
-def answers_of_mpi(communicator):
-    """One mpirun for all sizes (it takes seconds to start): the first `size` ranks, and what only MPI is asked."""
-    found = {"beside the user's": gathered_beside_the_users_messages(communicator)}
-    for size in SIZES:
-        part = communicator.comm.Split(communicator.rank < size)
-        if communicator.rank < size:
-            found[size] = answers(Mpi(part))
-    if not torch.cuda.is_available():
-        found["no GPU"] = refusal_of_cuda_aware()
-        torch.cuda.is_available = lambda: True
-        found["not CUDA-aware"] = refusal_of_cuda_aware()
-    return found
-
-
 def gathered_beside_the_users_messages(communicator):
     """The ranks enter a collective of the user's and one of ours in different orders."""
     from mpi4py import MPI
@@ -82,23 +66,10 @@ def gathered_beside_the_users_messages(communicator):
     return gathered.flatten().tolist()
 
 
-def refusal_of_cuda_aware():
-    with pytest.raises(RuntimeError) as caught:
-        Mpi(cuda_aware=True)
-    return str(caught.value)
-
-
 @functools.cache
 def all_answers(backend, size):
     """A list over ranks."""
-    if backend == "mpi":
-        return [of_rank[size] for of_rank in all_answers_of_mpi()[:size]]
     return BACKENDS[backend](size, answers)
-
-
-@functools.cache
-def all_answers_of_mpi():
-    return run_mpi(max(SIZES), answers_of_mpi, timeout=90)
 
 
 def ordered_mean(terms, wire):
@@ -114,8 +85,6 @@ def equal_bits(a, b):
 
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
-
-
 every_size = pytest.mark.parametrize("size", SIZES)
 
 
@@ -149,7 +118,7 @@ def test_order_of_the_sum_would_show():
 
 @every_backend
 def test_mean_in_float16_neither_overflows_nor_flushes_to_zero(backend):
-    for found in all_answers(backend, 4):
+    for found in all_answers(backend, 3):
         assert torch.equal(found["large"][0], torch.full((5,), 3e4, dtype=torch.float16))
         assert torch.equal(found["small"][0], torch.full((5,), 1e-7, dtype=torch.float16))
         assert found["small"][0].all()
@@ -170,10 +139,10 @@ def test_library_mean_is_the_mean_and_the_same_on_every_rank(backend, size):
 
 @pytest.mark.parametrize("backend", ["threads", "gloo"])
 def test_library_mean_divides_float16_before_the_sum(backend):
-    for found in all_answers(backend, 4):
+    for found in all_answers(backend, 3):
         assert torch.equal(found["large, library"][0], torch.full((5,), 3e4, dtype=torch.float16))
         expected = (
-            torch.stack([numbers(rank, 7, torch.bfloat16) for rank in range(4)]).double().mean(0)
+            torch.stack([numbers(rank, 7, torch.bfloat16) for rank in range(3)]).double().mean(0)
         )
         torch.testing.assert_close(
             found["bfloat16, library"][0].double(), expected, rtol=0.03, atol=1e-6
@@ -181,7 +150,7 @@ def test_library_mean_divides_float16_before_the_sum(backend):
 
 
 def test_library_mean_of_mpi_refuses_16_bits_with_the_remedy():
-    assert "ordered=True" in all_answers("mpi", 4)[0]["16 bits, library"]
+    assert "ordered=True" in all_answers("mpi", 3)[0]["16 bits, library"]
 
 
 @every_backend
@@ -224,23 +193,11 @@ def watched_bytes(communicator):
 
         return collective
 
-    prefixes = (
-        "all_",
-        "broadcast",
-        "gather",
-        "reduce",
-        "scatter",
-        "send",
-        "recv",
-        "isend",
-        "irecv",
-        "batch_",
-    )
-    for name in [
-        name for name in dir(dist) if name.startswith(prefixes) and callable(getattr(dist, name))
-    ]:
-        setattr(dist, name, watched(name))
-    answers(communicator)
+    prefixes = "all_ broadcast gather reduce scatter send recv isend irecv batch_".split()
+    entries = [name for name in dir(dist) if name.startswith(tuple(prefixes))]
+    collectives = {name: watched(name) for name in entries if callable(getattr(dist, name))}
+    with mock.patch.multiple(dist, **collectives):
+        answers(communicator)
     return (sent, calls), (communicator.bytes_sent, communicator.calls), dtypes
 
 
@@ -294,12 +251,21 @@ def test_disjoint_groups_do_not_meet():
 
 
 def test_mpi_does_not_meet_the_users_messages():
-    for found in all_answers_of_mpi():
-        assert found["beside the user's"] == list(range(max(SIZES)))
+    assert run_mpi(4, gathered_beside_the_users_messages) == [[0, 1, 2, 3]] * 4
+
+
+def refusals_of_cuda_aware(communicator):
+    """What is said without a GPU, and with one beside an MPI that cannot read its memory."""
+    with pytest.raises(RuntimeError) as without:
+        Mpi(cuda_aware=True)
+    with mock.patch.object(torch.cuda, "is_available", lambda: True):
+        with pytest.raises(RuntimeError) as unable:
+            Mpi(cuda_aware=True)
+    return str(without.value), str(unable.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_cuda_aware_mpi_is_refused_without_a_gpu_or_support():
-    refused = all_answers_of_mpi()[0]
-    assert "needs a GPU" in refused["no GPU"]
-    assert "MPIX_Query_cuda_support" in refused["not CUDA-aware"]
+    for without, unable in run_mpi(4, refusals_of_cuda_aware):
+        assert "needs a GPU" in without
+        assert "MPIX_Query_cuda_support" in unable

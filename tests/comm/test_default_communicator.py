@@ -3,6 +3,7 @@
 import os
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from onebit.comm.base import LAUNCHER_VARIABLES
 
 
 def default_group(communicator):
-    os.environ["WORLD_SIZE"] = str(communicator.size)
-    default = default_communicator()
+    with mock.patch.dict(os.environ, WORLD_SIZE=str(communicator.size)):
+        default = default_communicator()
     return type(default), default.rank, default.size
 
 

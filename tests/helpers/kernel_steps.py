@@ -9,8 +9,6 @@ from onebit.kernels.torch_ops import Terms
 from onebit.layout import BLOCK, Layout
 
 TYPES = (torch.float32, torch.float64)
-
-
 SHAPES = {
     "one element": [(1,)],
     "a scalar and nothing": [(), (0,)],
@@ -19,8 +17,6 @@ SHAPES = {
     "odd and larger": [(100003,), (3, 5, 7)],
     "many": [(1 + 37 * i % 101,) for i in range(60)] + [(70, 70), (0, 3)],
 }
-
-
 MASKS = {
     "all": lambda real: None,
     "random": lambda real: real & (torch.rand(len(real)) < 0.7),

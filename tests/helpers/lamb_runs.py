@@ -9,11 +9,7 @@ from helpers.reference_runs import OFFSETS, assert_equals_reference, joined, tra
 from onebit.comm import run_threads
 
 TENSORS = [slice(a, b) for a, b in zip(OFFSETS, OFFSETS[1:])]
-
-
 NUMBERS = {"c": "coefficient", "c_avg": "coefficient_average", "r": "ratio", "scaling": "scaling"}
-
-
 BOUNDS = (0.1, 2.0)  # wide enough for some tensors to lie inside
 
 

@@ -7,37 +7,22 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.cases import more
 from onebit import reference
 from onebit.compression import Identity, Quantize, Sign, TopK
 from onebit.layout import Layout
 
 SHAPES = [(7, 13), (), (129,), (0, 10), (3, 5, 2), (1,)]
-
-
-WORLD_SIZES = [1, 2, 3, 4]
-
-
+WORLD_SIZES = [1, 3, *more(2, 4)]
 STEPS, T_W = 50, 20
-
-
 GROUPS = [  # two parameter groups with options of their own: tensors 0-2 and 3-5
     {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01},
     {"lr": 3e-3, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.0},
 ]
-
-
 NUMELS = [math.prod(shape) for shape in SHAPES]
-
-
 OFFSETS = np.concatenate([[0], np.cumsum(NUMELS)])
-
-
 D = int(OFFSETS[-1])
-
-
 DEAD = np.zeros(D, bool)
-
-
 DEAD[5:60] = DEAD[-1] = True  # coordinates that never get a gradient
 
 

@@ -19,17 +19,9 @@ SGD_GROUPS = [  # two parameter groups with options of their own: tensors 0-2 an
     {"lr": 1e-2, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01},
     {"lr": 3e-3, "momentum": 0.5, "dampening": 0.0, "weight_decay": 0.0},
 ]
-
-
 PLAIN = [{"lr": 1e-2, "weight_decay": 0.01}, {"lr": 3e-3, "weight_decay": 0.0}]
-
-
 UNDECAYED = [{"lr": 1e-2}, {"lr": 3e-3}]
-
-
 COMPRESSED = [(onebit.DoubleSqueeze, PLAIN), (onebit.EFMomentumSGD, SGD_GROUPS)]
-
-
 ALL = [(onebit.DistributedSGD, SGD_GROUPS), *COMPRESSED, (onebit.LocalSGD, SGD_GROUPS)]
 
 

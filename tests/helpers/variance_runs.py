@@ -16,8 +16,6 @@ from onebit import LazyVarianceAdam, QuantizedVarianceAdam
 from onebit.compression import Quantize
 
 QSGD = {bits: partial(Quantize, bits=bits, norm="l2", stochastic=True) for bits in (4, 8, 16)}
-
-
 ODD_SHAPES = ((70,), (9, 15), (0, 4), (), (257, 3))
 
 

@@ -7,8 +7,6 @@ EVERY_STEP = {
     "variance_update_scaler": STEPS,
     "local_step_clipper": 1,
 }
-
-
 DOUBLING = {
     "variance_freeze_step": 20,
     "variance_update_scaler": 3,

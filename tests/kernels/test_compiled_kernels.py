@@ -2,24 +2,35 @@
 
 import pytest
 import torch
-from helpers.kernel_steps import MASKS, SHAPES, TYPES, Worker, assert_same
+from helpers.cases import more
+from helpers.kernel_steps import SHAPES, TYPES, Worker, assert_same
 
 from onebit.kernels import torch_ops
 from onebit.kernels.torch_ops import Terms
 from onebit.layout import BLOCK
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", ["all", "random", *more("whole blocks", "none")])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", SHAPES)
 def test_compiled_kernels_give_the_same_bits(compiled, name, dtype, mask):
     """Everything that three steps write, at W = 1 to 4."""
     for ranks in (1, 2, 3, 4):
-        found, expected = (
-            Worker(SHAPES[name], ranks, dtype, mask, rank=ranks - 1).steps(kernels)
-            for kernels in (compiled, torch_ops)
-        )
-        assert_same(found, expected)
+        assert_same_steps(compiled, SHAPES[name], ranks, dtype, mask)
+
+
+@pytest.mark.parametrize("mask", ["whole blocks", "none"])
+def test_compiled_kernels_give_the_same_bits_where_whole_blocks_are_masked(compiled, mask):
+    for ranks in (1, 3):
+        assert_same_steps(compiled, SHAPES["odd and larger"], ranks, torch.float32, mask)
+
+
+def assert_same_steps(compiled, shapes, ranks, dtype, mask):
+    found, expected = (
+        Worker(shapes, ranks, dtype, mask, rank=ranks - 1).steps(kernels)
+        for kernels in (compiled, torch_ops)
+    )
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -116,7 +127,7 @@ def shift(vector):
     return buffer.copy_(vector)
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", ["all", "random", *more("whole blocks", "none")])
 def test_out_of_place_equals_in_place_and_leaves_the_old_vector(kernels, mask):
     """compress and average into another buffer: same results, `compensated` untouched."""
     worker = Worker(SHAPES["around a block"], 2, mask=mask)

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from helpers.cases import more
 
 from onebit.kernels import torch_ops
 from onebit.layout import ALIGNMENT, Layout
 
 
-@pytest.mark.parametrize("n", [0, 8, 64, 1000, 4096])
+@pytest.mark.parametrize("n", [0, 1000, 4096, *more(8, 64)])
 def test_packed_signs_are_numpys_little_endian_bits(n):
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
     x[::5] = 0.0

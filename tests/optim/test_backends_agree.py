@@ -9,11 +9,7 @@ from helpers.small_runs import everything, make, saved, step
 import onebit
 
 SHAPES = ((70,), (9, 15), (0, 4), (), (257, 3))
-
-
 BETAS, MOMENTUM = {"betas": (0.9, 0.7)}, {"momentum": 0.9, "weight_decay": 0.01}
-
-
 KINDS = [
     (onebit.OneBitAdam, BETAS | {"warmup": 6}),
     (onebit.NaiveOneBitAdam, BETAS),

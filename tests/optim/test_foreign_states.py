@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from helpers.cases import more
 from helpers.small_runs import SMALL_SHAPES, everything, make, same, step, torch_state
 
 import onebit
@@ -106,7 +107,7 @@ def test_loading_torch_adamw_starts_from_its_moments():
         torch.testing.assert_close(p, q)
 
 
-@pytest.mark.parametrize("steps", range(7))
+@pytest.mark.parametrize("steps", [0, 1, 4, *more(2, 3, 5, 6)])
 def test_a_foreign_state_is_taken_over_the_same_wherever_zero_one_adam_was(steps):
     """Between two syncs, too: what had been accumulated is no more, and the parameters stay where they are."""
     options = {"variance_freeze_step": 2, "local_step_scaler": 1, "local_step_clipper": 8}

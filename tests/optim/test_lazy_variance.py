@@ -129,7 +129,7 @@ def exact_bytes(elements, ranks, itemsize=4):
     return 2 * (ranks - 1) * -(-elements // ranks) * itemsize
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", WORLD_SIZES)
 @pytest.mark.parametrize("steps_with, vectors", [("own", 2), ("average", 1)])
 def test_a_lazy_step_sends_one_bit_and_an_average_whole_vectors(ranks, steps_with, vectors):
     """16 bytes of agreement and the momentum at every step; every tau steps, and at the first with "average", 4 bytes an element more."""
@@ -175,7 +175,7 @@ def test_a_synchronized_checkpoint_serves_any_number_of_ranks(options):
             step(run, t, communicator.rank)
         return [p.detach() for p in run.params]
 
-    for ranks in WORLD_SIZES:
+    for ranks in (1, 2, 3):
         results = run_threads(ranks, load)
         assert all(same(result, results[0]) for result in results)
 

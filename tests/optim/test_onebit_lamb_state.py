@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.cases import more
 from helpers.lamb_runs import numbers
 from helpers.small_runs import everything, make, same, saved, step
 
@@ -119,7 +120,7 @@ def test_a_compressed_phase_is_taken_over_only_by_what_can_go_on_with_it():
             )
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 4, *more(2)])
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
 def test_a_synchronized_checkpoint_of_lamb_serves_any_number_of_ranks(size, scale):
     """The errors lie where their parameters are, whatever chunks they were served in, and all ranks go on alike."""

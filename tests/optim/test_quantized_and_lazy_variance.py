@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.cases import more
 from helpers.reference_runs import (
     GROUPS,
     SHAPES,
@@ -61,7 +62,7 @@ def bits_of(values):
     return [v.numpy().tobytes() if torch.is_tensor(v) else v.tobytes() for v in values]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [3, *more(2)])
 @pytest.mark.parametrize(
     "kind, options, ours",
     [

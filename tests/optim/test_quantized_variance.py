@@ -80,7 +80,7 @@ def test_16_bits_follow_adam_and_4_bits_do_not():
     assert distance(16) < moved < 1e-3 * distance(4)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", WORLD_SIZES)
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_a_step_with_a_quantized_variance_sends_one_and_n_bits(ranks, bits):
     """16 bytes of agreement, then rows of 1/8 and n/8 bytes an element and a scale for each piece, there and back: 5 calls."""

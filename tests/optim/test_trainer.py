@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.launch import BACKENDS
+from helpers.launch import run_gloo
 from helpers.small_runs import same
 
 pytest.importorskip("transformers")
@@ -101,9 +101,7 @@ def straight_and_resumed(communicator, folder):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """For each rank (a run, one that went on from its checkpoint)."""
-    return BACKENDS["gloo"](
-        2, straight_and_resumed, str(tmp_path_factory.mktemp("trainer")), timeout=110
-    )
+    return run_gloo(2, straight_and_resumed, str(tmp_path_factory.mktemp("trainer")), timeout=110)
 
 
 def test_the_trainers_loss_falls_and_both_ranks_hold_the_same_bits(runs):
