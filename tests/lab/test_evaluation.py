@@ -1,14 +1,13 @@
 """Evaluation: the mean of the workers' models is judged, and the training does not notice."""
 
 import copy
-import csv
 import os
 import subprocess
 import sys
 
 import pytest
 import torch
-from test_lab_runs import run_threads as run_threads_of
+from helpers.lab_runs import rows, train_in_threads
 
 from onebit.comm import run_threads
 from onebit.lab.config import composed
@@ -17,12 +16,6 @@ from onebit.lab.runs.load import load
 from onebit.lab.runs.recorder import COLUMNS, EVALUATION
 from onebit.lab.training.evaluate import mean_model
 from onebit.lab.training.run import run_from
-
-# These runs are short.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:the variance is frozen"),
-    pytest.mark.filterwarnings("ignore:.* coordinates had so little gradient"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +28,6 @@ def options(cache, tmp_path):
     """Options of a run of 20 steps, evaluated after 6, 12, 18 and 20, into tmp_path / name."""
     return lambda name, *more: ["profile=smoke", "experiment=figure_06", "task.model.width=4", "scale.steps=490", "evaluate_every=6",
                                 "progress=false", "checkpoint_every=5", f"cache={cache}", f"output={tmp_path / name}", *more]  # fmt: skip
-
-
-def rows(folder, name, columns):
-    """A CSV without what depends on the clock and the commit."""
-    with open(folder / f"{name}.csv", newline="") as file:
-        return [
-            {key: row[key] for key in columns if key not in ("seconds", "commit")}
-            for row in csv.DictReader(file)
-        ]
 
 
 def evaluation(folder):
@@ -89,7 +73,7 @@ def test_the_model_that_is_evaluated_is_the_exact_mean_over_the_ranks(workers):
 def test_training_does_not_notice_that_it_is_evaluated(options, tmp_path, optimizer):
     """Losses, bytes and all: also between two syncs of local steps."""
     for name, more in (("with", "evaluate_every=6"), ("without", "evaluate_every=null")):
-        run_threads_of(options(name, "workers=2", f"optimizer={optimizer}", more))
+        train_in_threads(options(name, "workers=2", f"optimizer={optimizer}", more))
     assert rows(tmp_path / "with", "curve", COLUMNS) == rows(tmp_path / "without", "curve", COLUMNS)
     assert [row["step"] for row in evaluation(tmp_path / "with")] == ["6", "12", "18", "20"]
     assert not (tmp_path / "without/evaluation.csv").exists()
@@ -98,19 +82,19 @@ def test_training_does_not_notice_that_it_is_evaluated(options, tmp_path, optimi
 @pytest.mark.parametrize("stop", [4, 14])
 def test_a_resumed_run_has_the_evaluations_of_an_uninterrupted_one(options, tmp_path, stop):
     """Stopped before the first checkpoint and between two: rows after the checkpoint are made anew, not twice."""
-    run_threads_of(options("whole", "workers=2"))
+    train_in_threads(options("whole", "workers=2"))
     with pytest.raises(KeyboardInterrupt):
-        run_threads_of(options("broken", "workers=2"), at_most=stop)
-    run_threads_of(options("broken", "workers=2", "resume=true"))
+        train_in_threads(options("broken", "workers=2"), at_most=stop)
+    train_in_threads(options("broken", "workers=2", "resume=true"))
     assert evaluation(tmp_path / "broken") == evaluation(tmp_path / "whole")
-    run_threads_of(options("broken", "workers=2", "overwrite=true"))
+    train_in_threads(options("broken", "workers=2", "overwrite=true"))
     assert evaluation(tmp_path / "broken") == evaluation(tmp_path / "whole")
 
 
 @pytest.mark.timeout(240)  # four processes import torch
 def test_threads_and_gloo_evaluate_alike_bit_for_bit(options, tmp_path):
     chosen = ["workers=3", "optimizer=local_sgd"]
-    run_threads_of(options("threads", *chosen))
+    train_in_threads(options("threads", *chosen))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run(
         [sys.executable, "-m", "onebit.lab.train", *options("gloo", *chosen, "comm=gloo")],
@@ -123,7 +107,7 @@ def test_threads_and_gloo_evaluate_alike_bit_for_bit(options, tmp_path):
 
 
 def test_a_run_learns_what_it_is_evaluated_by(options, tmp_path):
-    run_threads_of(
+    train_in_threads(
         options(
             "run",
             "workers=1",
@@ -140,7 +124,7 @@ def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
     """Of the runs themselves, not made-up ones: rows and evaluations find each other, and the paper's curves stand beside them."""
     module = figures.load_figure("figure_13")
     for optimizer in ("adam", "lazy_variance_3"):
-        run_threads_of(
+        train_in_threads(
             options(
                 f"runs/figure_06/smoke/{optimizer}/seed-1", "workers=2", f"optimizer={optimizer}"
             )

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers.lab_runs import rows, train_in_threads
 from matplotlib.image import imread
 from PIL import Image
-from test_lab_evaluation import rows
-from test_lab_runs import run_threads
 
 from onebit.lab.config import composed
 from onebit.lab.report import figure as figures
@@ -22,12 +21,6 @@ from onebit.lab.tasks.faces import Faces
 from onebit.lab.tasks.pictures import HubImages, load_pictures
 from onebit.lab.training.loop import seed_torch, train
 from onebit.lab.training.run import run_from
-
-# These runs are short.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:the variance is frozen"),
-    pytest.mark.filterwarnings("ignore:.* coordinates had so little gradient"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +91,7 @@ def test_two_players_take_turns_as_with_two_optimizers_of_torch(options, tmp_pat
         "phases.train.lr.factor=0.5",
         "phases.train.lr.every=2664",
     )
-    run_threads(arguments)
+    train_in_threads(arguments)
     task = run_from(composed(arguments)).task
     seed_torch(torch.device("cpu"), 1)
     model = task.model().train()
@@ -133,10 +126,10 @@ def test_two_players_take_turns_as_with_two_optimizers_of_torch(options, tmp_pat
 @pytest.mark.parametrize("stop", [3, 8])
 def test_a_resumed_run_goes_on_with_both_players(options, tmp_path, stop):
     """Stopped in the warm-up before the first checkpoint, and in the compressed stage between two."""
-    run_threads(options("whole", "workers=2"))
+    train_in_threads(options("whole", "workers=2"))
     with pytest.raises(KeyboardInterrupt):
-        run_threads(options("broken", "workers=2"), stop)
-    run_threads(options("broken", "workers=2", "resume=true"))
+        train_in_threads(options("broken", "workers=2"), stop)
+    train_in_threads(options("broken", "workers=2", "resume=true"))
     for name, columns in (("curve", COLUMNS), ("evaluation", EVALUATION)):
         assert rows(tmp_path / "broken", name, columns) == rows(tmp_path / "whole", name, columns)
     assert (tmp_path / "broken/samples.png").read_bytes() == (
@@ -152,9 +145,9 @@ def test_a_run_that_was_stopped_behind_its_last_checkpoint_is_finished_by_resumi
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Recorder, "finish", stopped)
-        run_threads(options("run", "workers=2"))
+        train_in_threads(options("run", "workers=2"))
     before = rows(tmp_path / "run", "curve", COLUMNS)
-    run_threads(options("run", "workers=2", "resume=true"))
+    train_in_threads(options("run", "workers=2", "resume=true"))
     record = json.loads((tmp_path / "run/run.json").read_text())
     assert (record["status"], record["final"]["step"]) == ("finished", 12)
     assert (
@@ -180,7 +173,7 @@ def test_a_run_has_diverged_if_one_of_its_players_has(options, tmp_path, player)
 
 def test_traffic_and_skipped_steps_are_those_of_both_players(options, tmp_path):
     """Of two workers with Adam, each sends half of both networks twice, in 32 bits, in each of 12 steps."""
-    run_threads(options("run", "workers=2", "optimizer=adam"))
+    train_in_threads(options("run", "workers=2", "optimizer=adam"))
     size = sum(
         parameter.numel()
         for parameter in run_from(composed(options("unused"))).task.model().parameters()
@@ -370,7 +363,7 @@ def test_the_papers_faces_are_trained_as_radford_says():
 
 def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
     for optimizer in ("adam", "onebit_adam"):
-        run_threads(
+        train_in_threads(
             options(
                 f"runs/figure_08/smoke/{optimizer}/seed-1", "workers=2", f"optimizer={optimizer}"
             )
