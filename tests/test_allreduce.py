@@ -1,4 +1,6 @@
-"""The allreduce keeps what it loses, spends the bytes that it promises, and gives each tensor a scale of its own."""
+"""The allreduce keeps what it loses, spends the bytes that it promises, and gives each tensor a
+scale of its own.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from onebit.layout import ALIGNMENT, Layout
 @pytest.mark.parametrize("size", [1, 3, 8, *more(2, 4, 5, 6, 7)])
 @pytest.mark.parametrize("compressor", [Sign, Identity])
 def test_telescoping(size, compressor):
-    """sum of outputs = sum of mean inputs + errors at the start (0) - errors at the end, in float64."""
+    """sum of outputs = sum of mean inputs + errors at the start (0) - errors at the end, in
+    float64.
+    """
     results = onebit.comm.run_threads(
         size, lambda c: rounds(c, ODD_SHAPES, 60, compressor=compressor)
     )
@@ -52,7 +56,9 @@ def test_padding_and_masked_elements_hold_no_value_and_no_error(size):
 @pytest.mark.parametrize("value", [0.01, 10.0, *more(0.1, 1.0)])
 @pytest.mark.parametrize("size", [1, 3, *more(2)])
 def test_a_lone_element_comes_out_whole(value, size):
-    """The scale counts real elements only: one element padded to 64 is not shrunk by its padding."""
+    """The scale counts real elements only: one element padded to 64 is not shrunk by its
+    padding.
+    """
 
     def once(communicator):
         layout, compressed = make(communicator, [(1,)], torch.float32)
@@ -64,7 +70,9 @@ def test_a_lone_element_comes_out_whole(value, size):
 
 
 def test_small_and_large_tensors_do_not_share_a_scale():
-    """A tensor of size 1e-4 beside one of size 10: the time-mean of both is right within 10 %; one scale for both is off by 100 x."""
+    """A tensor of size 1e-4 beside one of size 10: the time-mean of both is right within 10 %;
+    one scale for both is off by 100 x.
+    """
     values = [torch.linspace(0.5, 1.5, 100) * 1e-4, torch.linspace(0.5, 1.5, 100) * 10]
 
     def mean_output(communicator, shapes, tensors):
@@ -88,7 +96,9 @@ def test_small_and_large_tensors_do_not_share_a_scale():
 @pytest.mark.parametrize("size", [3, 7, *more(2, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bytes_at_the_wire_equal_the_promise(size, dtype):
-    """(W - 1) rows sent twice: chunk / 8 bytes of signs and one scale for each piece of the fullest chunk; two calls for any number of tensors."""
+    """(W - 1) rows sent twice: chunk / 8 bytes of signs and one scale for each piece of the
+    fullest chunk; two calls for any number of tensors.
+    """
     shapes = ODD_SHAPES * 20
 
     def count(communicator):
@@ -112,7 +122,10 @@ def test_bytes_at_the_wire_equal_the_promise(size, dtype):
 
 
 def test_scales_are_root_mean_squares_of_real_elements():
-    """By hand: one tensor (3, -4), one rank: norm 5 over sqrt(2) elements, error x - C[x]; the server sees equal magnitudes and loses nothing."""
+    """By hand: one tensor (3, -4), one rank: norm 5 over sqrt(2) elements, error x - C[x].
+
+    The server sees equal magnitudes and loses nothing.
+    """
     layout, compressed = make(onebit.comm.Single(), [(2,)])
     out = compressed.allreduce(flatten(layout, [torch.tensor([3.0, -4.0])], torch.float64))
     scale = 5 / 2**0.5
@@ -159,7 +172,10 @@ def test_exact_allreduce_is_the_mean_in_the_wire_dtype(wire_dtype):
 
 
 def test_without_feedback_the_errors_stay_zero():
-    """Sign loses something of every vector; the outputs of two equal rounds are then equal, which error feedback would make different."""
+    """Sign loses something of every vector.
+
+    The outputs of two equal rounds are then equal, which error feedback would make different.
+    """
 
     def run(communicator, feedback):
         layout = Layout([(300,)], communicator.size)

@@ -1,4 +1,6 @@
-"""A model in DistributedDataParallel with onebit.ddp.attach: its gradients stay local, and it trains like a plain model."""
+"""A model in DistributedDataParallel with onebit.ddp.attach: its gradients stay local, and it
+trains like a plain model.
+"""
 
 import warnings
 from contextlib import nullcontext
@@ -26,7 +28,11 @@ DDP_OPTIONS = [
 
 
 def train_in(communicator, ddp, passes=1, dtype=torch.float32, **options):
-    """8 steps across the freeze; `passes` backward passes a step, all but the last under no_sync. ddp: its options; None: without it."""
+    """8 steps across the freeze; `passes` backward passes a step, all but the last under
+    no_sync.
+
+    ddp: its options; None: without it.
+    """
     unused = bool(ddp and ddp.get("find_unused_parameters")) or options.pop("unused", False)
     model = Net().to(dtype)
     optimizer = onebit.OneBitAdam(
@@ -80,13 +86,17 @@ def assert_attached_equals_plain(communicator):
 
 @pytest.mark.parametrize("size", [2, *more(3)])
 def test_an_attached_model_trains_bit_for_bit_like_a_plain_one(size):
-    """In both phases, with accumulation under no_sync, gradients in buckets, parameters that some rank does not use, bfloat16."""
-    for phases in BACKENDS["gloo"](size, assert_attached_equals_plain, timeout=100):
+    """In both phases, with accumulation under no_sync, gradients in buckets, parameters that
+    some rank does not use, bfloat16.
+    """
+    for phases in BACKENDS["gloo"](size, assert_attached_equals_plain):
         assert phases == ["warmup"] * 3 + ["compressed"] * 5
 
 
 def all_reduces_in_backward(communicator, attached):
-    """How many all_reduces of any library happen in one backward pass, and whether its gradients are this rank's own."""
+    """How many all_reduces of any library happen in one backward pass, and whether its
+    gradients are this rank's own.
+    """
     model = Net()
     optimizer = onebit.OneBitAdam(model.parameters(), warmup=4, communicator=communicator)
     net = DistributedDataParallel(model)
@@ -102,7 +112,7 @@ def all_reduces_in_backward(communicator, attached):
 
 
 def test_nothing_is_all_reduced_in_backward():
-    for (with_attach, local), (without, averaged) in run_gloo(2, counted, timeout=100):
+    for (with_attach, local), (without, averaged) in run_gloo(2, counted):
         assert with_attach == 0 and local
         assert without > 0 and not averaged
 
@@ -137,7 +147,7 @@ def batchnorm_statistics(communicator):
 
 
 def test_batchnorm_statistics_are_each_ranks_own_without_ddp_and_rank_0s_with_it():
-    (own_0, shared_0), (own_1, shared_1) = run_gloo(2, batchnorm_statistics, timeout=100)
+    (own_0, shared_0), (own_1, shared_1) = run_gloo(2, batchnorm_statistics)
     assert (
         torch.equal(own_0, shared_0)
         and torch.equal(shared_0, shared_1)
@@ -188,7 +198,7 @@ REFUSALS = [
 
 
 def test_what_attach_cannot_serve_is_refused_with_the_remedy():
-    for found in run_gloo(2, ddp_refusals, timeout=100):
+    for found in run_gloo(2, ddp_refusals):
         assert [
             found[i] for i, expected in enumerate(REFUSALS) if not matches(found[i], expected)
         ] == [] and len(found) == len(REFUSALS)
@@ -214,15 +224,17 @@ def attached_and_not(communicator):
 
 
 def test_a_forgotten_attach_is_warned_of_once():
-    assert run_gloo(2, attached_and_not, timeout=100) == [(0, 1), (0, 0)]
+    assert run_gloo(2, attached_and_not) == [(0, 1), (0, 0)]
 
 
 def test_adamws_state_goes_on_in_an_attached_model():
-    assert run_gloo(2, from_adamw, timeout=100) == [True, True]
+    assert run_gloo(2, from_adamw) == [True, True]
 
 
 def from_adamw(communicator):
-    """3 steps of AdamW in DistributedDataParallel, then OneBitAdam with its state: 3 more equal AdamW's own, and then it freezes."""
+    """3 steps of AdamW in DistributedDataParallel, then OneBitAdam with its state: 3 more equal
+    AdamW's own, and then it freezes.
+    """
     histories = []
     for goes_on in (False, True):
         model = Net()

@@ -73,7 +73,10 @@ def all_answers(backend, size):
 
 
 def ordered_mean(terms, wire):
-    """The definition, without chunks or pads: add in rank order, in at least float32; the mean travels too."""
+    """The definition, without chunks or pads: add in rank order, in at least float32.
+
+    The mean travels too.
+    """
     wire = wire or terms[0].dtype
     wide = torch.promote_types(terms[0].dtype, torch.float32)
     total = functools.reduce(torch.add, [term.to(wire).to(wide) for term in terms])
@@ -170,7 +173,9 @@ def test_counters_are_the_promised_bytes(backend, size):
 
 
 def watched_bytes(communicator):
-    """(bytes, dtypes, calls) that torch.distributed was handed, every entry of it being watched, beside the counters."""
+    """(bytes, dtypes, calls) that torch.distributed was handed, every entry of it being
+    watched, beside the counters.
+    """
     sent, dtypes, calls = 0, set(), 0
     leaving = {  # the part of what is handed over that leaves this rank
         "all_to_all_single": lambda result, x: (

@@ -14,7 +14,10 @@ both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
 def vectors(layout, dtype, active):
-    """Zero; normally distributed; one large element among small ones; all equal; whole numbers, many of them equal. 0 where not active."""
+    """Zero; normally distributed; one large element among small ones; all equal.
+
+    Whole numbers, many of them equal. 0 where not active.
+    """
     generator = torch.Generator().manual_seed(0)
     normal = torch.randn(layout.size, generator=generator, dtype=torch.float64)
     spiked = torch.where(torch.arange(layout.size) % 61 == 7, 1e3, 1e-2 * normal)
@@ -36,7 +39,11 @@ def group_norms(partition, x):
 @both_dtypes
 @pytest.mark.parametrize("ranks, everywhere", [(3, False), *more_of((1, True))])
 def test_the_error_stays_within_the_stated_bound(compressor, dtype, ranks, everywhere):
-    """||C[x] - x|| <= q ||x|| in every group, of worker and servers; C[x] is 0 where not active. By lot: the mean square of 30 draws."""
+    """||C[x] - x|| <= q ||x|| in every group, of worker and servers; C[x] is 0 where not
+    active.
+
+    By lot: the mean square of 30 draws.
+    """
     layout = Layout(COMPRESSED_SHAPES, ranks)
     active = layout.real if everywhere else masked(layout)
     for partition, own in partitions(ranks, active):
@@ -60,7 +67,10 @@ def test_the_error_stays_within_the_stated_bound(compressor, dtype, ranks, every
 @every_compressor
 @both_dtypes
 def test_a_row_has_the_bytes_that_it_promises(compressor, dtype):
-    """The worker's rows and every server's, so that each reads what the other wrote; and a stack of payloads is read as one."""
+    """The worker's rows and every server's, so that each reads what the other wrote.
+
+    And a stack of payloads is read as one.
+    """
     layout = Layout(COMPRESSED_SHAPES, 3)
     (worker, _), *servers = partitions(3)
     made = compressor(worker, dtype)
@@ -82,7 +92,10 @@ def test_a_row_has_the_bytes_that_it_promises(compressor, dtype):
 @every_compressor
 @pytest.mark.parametrize("dtype", [torch.float32, *more(torch.float64)])
 def test_zero_stays_zero_and_twice_the_input_is_twice_the_output(compressor, dtype):
-    """With the same lots, since a power of two changes no rounding; so the unit of the momentum does not matter."""
+    """With the same lots, since a power of two changes no rounding.
+
+    So the unit of the momentum does not matter.
+    """
     layout = Layout(COMPRESSED_SHAPES, 2)
     made = compressor(layout.worker_partition(), dtype)
     zero, *others = vectors(layout, dtype, layout.real)
@@ -117,7 +130,10 @@ def test_what_is_not_finite_is_not_hidden(compressor, dtype):
 @pytest.mark.parametrize("size", WORLD_SIZES)
 @every_compressor
 def test_telescoping_with_every_compressor(size, compressor):
-    """sum of outputs = sum of mean inputs - errors at the end, the same bits on every rank; masked elements hold nothing."""
+    """sum of outputs = sum of mean inputs - errors at the end, the same bits on every rank.
+
+    Masked elements hold nothing.
+    """
     active = masked(Layout(COMPRESSED_SHAPES, size))
     results = onebit.comm.run_threads(
         size, lambda c: rounds(c, COMPRESSED_SHAPES, 20, compressor=compressor, active=active)

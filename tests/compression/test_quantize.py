@@ -18,7 +18,10 @@ def lone(x, kind, **options):
 
 
 def test_levels_by_hand():
-    """4 bits: s = 7. Under the max norm 14 the levels are even numbers; under the l2 norm of (3, 4) they are multiples of 5/7."""
+    """4 bits: s = 7. Under the max norm 14 the levels are even numbers.
+
+    Under the l2 norm of (3, 4) they are multiples of 5/7.
+    """
     assert lone([14.0, -13.1, 0.9, -1.1, 0.0], Quantize, bits=4)[2] == [14.0, -14.0, 0.0, -2.0, 0.0]
     assert lone([3.0, -4.0], Quantize, bits=4, norm="l2")[2] == pytest.approx(
         [4 * 5 / 7, -6 * 5 / 7]
@@ -47,7 +50,9 @@ def test_codes_are_twos_complement_lowest_bits_first(bits):
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_rounding_by_lot_is_right_on_average_and_to_a_neighbour(norm, bits):
-    """The mean of N draws is within 5 standard errors of x, a draw's variance being at most (unit / 2)^2; no element moves by a whole unit."""
+    """The mean of N draws is within 5 standard errors of x, a draw's variance being at most
+    (unit / 2)^2; no element moves by a whole unit.
+    """
     layout = Layout([(200,)], 1)
     made = Quantize(layout.worker_partition(), torch.float64, bits=bits, norm=norm, stochastic=True)
     x = torch.randn(layout.size, generator=drawing(7), dtype=torch.float64).where(layout.real, 0)

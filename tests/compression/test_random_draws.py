@@ -1,4 +1,4 @@
-"""The random draws of a stochastic compressor are a function of seed, stream, round, rank and side."""
+"""Random draws are a function of seed, stream, round, rank and side."""
 
 from functools import partial
 
@@ -63,7 +63,9 @@ def test_lots_are_a_function_of_the_round_that_was_committed():
 
 
 def test_overlap_changes_no_lot():
-    """An exchange that begins during backward, before the step is counted, draws what it would draw in step()."""
+    """An exchange that begins during backward, before the step is counted, draws what it would
+    draw in step().
+    """
 
     def run(communicator, overlap):
         model = torch.nn.Linear(30, 7)

@@ -11,7 +11,10 @@ from onebit.layout import Layout
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_bytes_by_hand(ranks):
-    """n bits an element and a scale for each piece; 8 or 12 bytes for each element of the largest and for each piece."""
+    """n bits an element and a scale for each piece.
+
+    8 or 12 bytes for each element of the largest and for each piece.
+    """
     partition, _ = partitions(ranks)[0]
     pieces = max(int((row > 0).sum()) for row in partition.piece_lengths)
     for bits in BITS:
@@ -35,7 +38,9 @@ def test_the_largest_by_hand_and_the_first_of_equals():
 
 
 def test_every_piece_of_a_tensor_sends_its_largest():
-    """A tensor of 128 on two ranks, all its large elements in the first half: the second half sends one of its own."""
+    """A tensor of 128 on two ranks, all its large elements in the first half: the second half
+    sends one of its own.
+    """
     layout = Layout([(128,)], 2)
     made = TopK(layout.worker_partition(), torch.float32, density=1 / 64)
     x = torch.cat([torch.arange(64.0) + 100, torch.arange(64.0)])

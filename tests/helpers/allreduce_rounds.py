@@ -22,7 +22,9 @@ def flatten(layout, tensors, dtype):
 
 
 def rounds(communicator, shapes, count, dtype=torch.float64, compressor=Sign, active=None):
-    """(sum of inputs, sum of outputs, worker error, server error) of this rank after `count` random rounds, and the last output."""
+    """(sum of inputs, sum of outputs, worker error, server error) of this rank after `count`
+    random rounds, and the last output.
+    """
     layout, compressed = make(communicator, shapes, dtype, compressor, active)
     generator = torch.Generator().manual_seed(communicator.rank)
     total_in, total_out = (torch.zeros(layout.size, dtype=dtype) for _ in range(2))

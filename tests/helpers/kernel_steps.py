@@ -1,4 +1,6 @@
-"""One rank's state and its steps with the kernels of any module, on shapes that meet every edge of a word and a block."""
+"""One rank's state and its steps with the kernels of any module, on shapes that meet every edge of
+a word and a block.
+"""
 
 import importlib
 
@@ -32,7 +34,9 @@ def module(name):
 
 
 class Worker:
-    """The state of one rank out of several that compress the same gradients, and steps of it with some module's kernels."""
+    """The state of one rank out of several that compress the same gradients, and steps of it
+    with some module's kernels.
+    """
 
     def __init__(self, shapes, ranks=1, dtype=torch.float32, mask="all", rank=0):
         torch.manual_seed(len(shapes) + ranks)
@@ -120,7 +124,9 @@ class Worker:
         return [tensor.clone() for tensor in written]
 
     def steps(self, kernels):
-        """Three steps; with the second the error counts, with the third it is that of a step with momentum. Then one without compression."""
+        """Three steps; with the second the error counts, with the third it is that of a
+        step with momentum. Then one without compression.
+        """
         written = [
             tensor for gradients in self.gradients for tensor in self.step(kernels, gradients)
         ]

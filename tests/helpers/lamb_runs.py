@@ -29,7 +29,10 @@ def more(optimizer, params):
 
 
 def assert_all_equal_reference(history, generator, frozen_at=None):
-    """`assert_equals_reference`, and LAMB's own state; v and v_fresh take over at the end of step T_w here, after it in the reference."""
+    """`assert_equals_reference`, and LAMB's own state.
+
+    V and v_fresh take over at the end of step T_w here, after it in the reference.
+    """
     expected = list(islice(generator, len(history[0])))
     assert_equals_reference(history, expected, corrected_at=frozen_at)
     for steps in history:

@@ -1,4 +1,6 @@
-"""Run a function on W ranks: in threads, on gloo processes, on the ranks of mpirun. A hang is a failure.
+"""Run a function on W ranks: in threads, on gloo processes, on the ranks of mpirun.
+
+A hang is a failure.
 
     results = BACKENDS["gloo"](3, fn, *args, timeout=60)  # fn(communicator, *args) on each rank
 
@@ -15,21 +17,23 @@ import onebit.comm
 from helpers.gloo_ranks import GlooRanks
 from helpers.mpi_ranks import MpiRanks
 
+# How long the outcome of a call is waited for, in seconds: long, for machines that are busy.
+PATIENCE = 240
 # How long a rank of the processes waits in a collective: shorter than the launchers' own time-outs.
 COLLECTIVE_TIMEOUT = 60
 MPI_RANKS = 4
 
 
-def run_threads(size, fn, *args, timeout=120):
+def run_threads(size, fn, *args, timeout=PATIENCE):
     return onebit.comm.run_threads(size, functools.partial(_called_with, fn, args), timeout)
 
 
-def run_gloo(size, fn, *args, timeout=120, collective_timeout=COLLECTIVE_TIMEOUT, fresh=False):
+def run_gloo(size, fn, *args, timeout=PATIENCE, collective_timeout=COLLECTIVE_TIMEOUT, fresh=False):
     """On `size` processes of a gloo group, which is the default group of torch.distributed."""
     return _run(GlooRanks, size, (size, fn, args), timeout, collective_timeout, fresh)
 
 
-def run_mpi(size, fn, *args, timeout=120, collective_timeout=COLLECTIVE_TIMEOUT, fresh=False):
+def run_mpi(size, fn, *args, timeout=PATIENCE, collective_timeout=COLLECTIVE_TIMEOUT, fresh=False):
     """On the first `size` of 4 processes under the mpirun of this environment."""
     return _run(
         MpiRanks, max(size, MPI_RANKS), (size, fn, args), timeout, collective_timeout, fresh

@@ -10,7 +10,10 @@ def message(rank, rows, k):
 
 
 def numbers(rank, n, dtype):
-    """Numbers of many magnitudes, so that the order of a sum shows in its bits; a tenth are subnormal in float16."""
+    """Numbers of many magnitudes, so that the order of a sum shows in its bits.
+
+    A tenth are subnormal in float16.
+    """
     generator = torch.Generator().manual_seed(2000 * rank + n)
     exponents = torch.linspace(-7, 3, n, dtype=torch.float64)[
         torch.randperm(n, generator=generator)

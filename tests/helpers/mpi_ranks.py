@@ -1,7 +1,8 @@
 """Processes under mpirun that run one function after the other; and mpirun for any other program.
 
 This file is also the program that the ranks run: `mpi_ranks.py FOLDER TIMEOUT PID`. Job n is the
-file FOLDER/n, and rank r writes its outcome into FOLDER/n.r. The ranks end when the process PID has.
+file FOLDER/n, and rank r writes its outcome into FOLDER/n.r. The ranks end when the process PID
+has.
 """
 
 import importlib.util
@@ -58,7 +59,7 @@ class MpiRanks:
         self.folder.cleanup()
 
 
-def run_mpirun(size, command, timeout=120, env=None):
+def run_mpirun(size, command, timeout=240, env=None):
     """`mpirun -n size python *command` as a CompletedProcess; returncode None: out of time.
 
     Its stdout holds stderr, too. Skips the test without mpi4py or mpirun.

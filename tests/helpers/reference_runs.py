@@ -1,4 +1,6 @@
-"""Runs that can be compared with `onebit.reference` at every step: six tensors in two groups, and what the reference is told of them."""
+"""Runs that can be compared with `onebit.reference` at every step: six tensors in two groups, and
+what the reference is told of them.
+"""
 
 import math
 from functools import partial
@@ -34,7 +36,9 @@ def start_values(dtype=torch.float64):
 
 
 def local_gradient(t, x, rank):
-    """Each rank pulls x towards its own target, with noise: a deterministic function of (t, x, rank)."""
+    """Each rank pulls x towards its own target, with noise: a deterministic function of (t, x,
+    rank).
+    """
     random = np.random.default_rng([t, rank])
     scale = np.repeat([1.0, 10.0, 1e-3, 1.0, 0.1, 5.0], NUMELS)
     return np.where(DEAD, 0.0, scale * (x - 0.3 * rank + random.standard_normal(D)))
@@ -68,7 +72,9 @@ def reference_options():
 
 
 def segments(ranks):
-    """(worker segments, server segments): tensors, and tensors cut at the chunks' edges, as slices of the unpadded vector."""
+    """(worker segments, server segments): tensors, and tensors cut at the chunks' edges, as
+    slices of the unpadded vector.
+    """
     layout = Layout(SHAPES, ranks)
     worker = [slice(a, b) for a, b in zip(OFFSETS, OFFSETS[1:])]
     server = []
@@ -93,7 +99,11 @@ def train(
     gradient=local_gradient,
     more=lambda optimizer, params: {},
 ):
-    """Run an optimizer on this rank; return its state after each step, flattened to the reference's vectors, and what `more` says of it."""
+    """Run an optimizer on this rank.
+
+    Return its state after each step, flattened to the reference's vectors, and what `more` says of
+    it.
+    """
     params = [torch.nn.Parameter(v) for v in start_values(dtype)]
     groups = [dict(GROUPS[0], params=params[:3]), dict(GROUPS[1], params=params[3:])]
     optimizer = kind(groups, communicator=communicator, **options)
@@ -151,7 +161,11 @@ def gradients_of_all(ranks, gradient=local_gradient):
 
 
 def steps_on_the_mean_gradient(optimizer, params, groups, dtype, max_norm):
-    """Take STEPS steps of an optimizer of torch's on the clipped mean of three ranks' gradients; after each, its number."""
+    """Take STEPS steps of an optimizer of torch's on the clipped mean of three ranks'
+    gradients.
+
+    After each, its number.
+    """
     for t in range(1, STEPS + 1):
         for group, own in zip(optimizer.param_groups, groups):
             group["lr"] = learning_rate(own["lr"], t)
@@ -168,7 +182,9 @@ def steps_on_the_mean_gradient(optimizer, params, groups, dtype, max_norm):
 
 
 class Uniforms:
-    """What the ranks draw for a stochastic compressor in round 0, 1, ...: u [n, d], then u [d], as the reference takes them."""
+    """What the ranks draw for a stochastic compressor in round 0, 1, ...: u [n, d], then u [d],
+    as the reference takes them.
+    """
 
     def __init__(self, ranks, seed=0, stream=0, rounds=0):
         self.layout = Layout(SHAPES, ranks)
@@ -195,7 +211,9 @@ class Uniforms:
         )
 
     def compressor(self, **options):
-        """`reference.quantize` that draws them: a round is a call for the workers, then one for the servers."""
+        """`reference.quantize` that draws them: a round is a call for the workers, then one
+        for the servers.
+        """
 
         def C(x, segments, active):
             if x.ndim == 2:
@@ -225,7 +243,5 @@ def reference_of(compressor, ranks, rounds=0, stream=0):
         return partial(reference.quantize, **told)
     known = {Sign: reference.one_bit, Identity: reference.identity}
     if kind not in known:
-        pytest.skip(
-            f"onebit.reference has no {kind.__name__}: write it there and name it here, and 1-bit Adam with it is compared, too"
-        )
+        pytest.skip(f"onebit.reference has no {kind.__name__}: write it there and name it here")
     return known[kind]

@@ -34,7 +34,10 @@ def train_sgd(
     dtype=torch.float64,
     gradient=local_gradient,
 ):
-    """Run an optimizer on this rank; return its state after each step, flattened to the reference's vectors."""
+    """Run an optimizer on this rank.
+
+    Return its state after each step, flattened to the reference's vectors.
+    """
     params = [torch.nn.Parameter(v) for v in start_values(dtype)]
     optimizer = kind(
         [dict(groups[0], params=params[:3]), dict(groups[1], params=params[3:])],

@@ -1,4 +1,6 @@
-"""A few small parameters with an optimizer: steps on random gradients, copies of all state, saving and resuming."""
+"""A few small parameters with an optimizer: steps on random gradients, copies of all state, saving
+and resuming.
+"""
 
 import io
 from collections import namedtuple

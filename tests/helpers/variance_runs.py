@@ -20,7 +20,9 @@ ODD_SHAPES = ((70,), (9, 15), (0, 4), (), (257, 3))
 
 
 def assert_equals(history, generator):
-    """As `reference_runs.assert_equals_reference`, for a reference whose x and v may have a row for each rank."""
+    """As `reference_runs.assert_equals_reference`, for a reference whose x and v may have a row
+    for each rank.
+    """
     ranks = len(history)
     for t, expected in zip(range(len(history[0])), generator):
         for rank in range(ranks):

@@ -1,4 +1,6 @@
-"""The compiled kernels give the bits of their definition, and touch nothing beside what they are given."""
+"""The compiled kernels give the bits of their definition, and touch nothing beside what they are
+given.
+"""
 
 import pytest
 import torch
@@ -35,7 +37,9 @@ def assert_same_steps(compiled, shapes, ranks, dtype, mask):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_tensors_may_have_any_type_and_strides_or_be_none(compiled, dtype):
-    """Gradients and parameters that are None, half, transposed, expanded, or start in the middle of a storage, mixed."""
+    """Gradients and parameters that are None, half, transposed, expanded, or start in the
+    middle of a storage, mixed.
+    """
     shapes = [(5, 3), (7,), (130,), (9, 11), (BLOCK + 3,), (6, 2), (4,), (8, 3, 5, 5)]
 
     def forms(tensors):
@@ -96,7 +100,9 @@ def test_nothing_beside_the_parameters_is_written_and_one_that_is_none_is_left_a
 
 
 def test_padding_is_never_read(kernels):
-    """NaN right behind the end of every gradient, and in the padding of the variance, changes nothing."""
+    """NaN right behind the end of every gradient, and in the padding of the variance, changes
+    nothing.
+    """
     shapes = [(65,), (BLOCK + 1,), (63,)]
     results = []
     for beside in (0.0, float("nan")):
@@ -160,7 +166,9 @@ def test_a_number_that_is_not_finite_stays_visible(kernels):
 
 
 def test_autograd_notices_an_update(kernels):
-    """backward through a graph that holds a parameter's old value raises, as after any change in place."""
+    """backward through a graph that holds a parameter's old value raises, as after any change
+    in place.
+    """
     worker = Worker([(5,)])
     x = worker.parameters[0].requires_grad_()
     loss = (x * x).sum()

@@ -1,4 +1,6 @@
-"""The CPU's kernels in threads and forked processes, and what numba's cache and the table of blocks rely on."""
+"""The CPU's kernels in threads and forked processes, and what numba's cache and the table of blocks
+rely on.
+"""
 
 import multiprocessing
 import re
@@ -48,7 +50,9 @@ def test_calls_from_several_threads_at_once_do_not_disturb_each_other(cpu, openm
     "fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork"
 )
 def test_kernels_work_in_a_forked_child(cpu):
-    """After the parent has used its threads, a child, which has none of them, gets the same message."""
+    """After the parent has used its threads, a child, which has none of them, gets the same
+    message.
+    """
     torch.set_num_threads(2)
     worker = Worker(LARGE)
 
@@ -74,7 +78,9 @@ def test_kernels_work_in_a_forked_child(cpu):
 
 
 def test_no_two_compiled_functions_share_a_name(loops):
-    """Else one from the cache may be called in place of the other: symbols differ by more than the counter that a process adds."""
+    """Else one from the cache may be called in place of the other: symbols differ by more than
+    the counter that a process adds.
+    """
     functions = [
         getattr(loops, name)(T)
         for name in ("measure", "compress", "average", "update", "finish")

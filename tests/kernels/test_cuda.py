@@ -1,6 +1,8 @@
-"""Laws of the CUDA kernels that show without a GPU: they compile for every GPU, and run on the CPU they give the definition's bits.
+"""Laws of the CUDA kernels that show without a GPU: they compile for every GPU, and run on the CPU
+they give the definition's bits.
 
-Run as a program, `python test_cuda.py FOLDER`, it plants faults in the CUDA source and leaves what they did in the folder.
+Run as a program, `python test_cuda.py FOLDER`, it plants faults in the CUDA source and leaves what
+they did in the folder.
 """
 
 import ctypes
@@ -111,7 +113,10 @@ def test_every_kernel_compiles_for_every_gpu(capability, dtype):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_every_operation_is_rounded_on_its_own_and_keeps_subnormals(dtype):
-    """In PTX, which a GPU newer than the compiler gets. (A float's square is exact in float64, so there fma rounds once as + does.)"""
+    """In PTX, which a GPU newer than the compiler gets.
+
+    (A float's square is exact in float64, so there fma rounds once as + does.)
+    """
     code = with_stand_in(cuda_on_cpu.Nvrtc()).compiled(dtype, (99, 0)).decode()
     arithmetic = set(
         re.findall(r"\b(?:add|sub|mul|fma|mad|div|sqrt|rcp|rsqrt)\.[a-z.]*f(?:32|64)\b", code)
@@ -251,7 +256,9 @@ def test_an_update_counts_as_a_change_for_autograd(kernels):
 
 CONVERSIONS = """
 #define CONVERT(NAME, FROM, TO, BODY) \\
-    extern "C" void NAME(const FROM* from, TO* to, long n) { for (long i = 0; i < n; i++) { BODY; } }
+    extern "C" void NAME(const FROM* from, TO* to, long n) { \\
+        for (long i = 0; i < n; i++) { BODY; } \\
+    }
 CONVERT(widen_float16, Half, float, to[i] = widen(from[i]))
 CONVERT(widen_bfloat16, Bfloat16, float, to[i] = widen(from[i]))
 CONVERT(narrow_float16, REAL, Half, narrow(from[i], to[i]))
@@ -271,7 +278,9 @@ def converted(kernels, name, x, dtype):
 @needs_compiler
 @pytest.mark.parametrize("half", (torch.float16, torch.bfloat16))
 def test_all_numbers_of_16_bits_are_read_and_written_as_by_torch(kernels, half):
-    """Read: all bit patterns. Written: those, all ties between neighbours and what is next to a tie, and random bits."""
+    """Read: all bit patterns. Written: those, all ties between neighbours and what is next to a
+    tie, and random bits.
+    """
     name = str(half).removeprefix("torch.")
     patterns = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(half)
     wide = patterns.float()
@@ -318,7 +327,10 @@ def differences_with(fault, folder):
 
 
 def plant_all(folder):
-    """Each in a child of its own, which may abort; what happened is left in `folder`, a file for each fault."""
+    """Each in a child of its own, which may abort.
+
+    What happened is left in `folder`, a file for each fault.
+    """
     torch.set_num_threads(1)
     for number, fault in enumerate(FAULTS):
         if os.fork():
@@ -338,7 +350,7 @@ def said(tmp_path_factory):
     """{fault: what the run with it said}"""
     folder = tmp_path_factory.mktemp("faults")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, __file__, folder], check=True, timeout=60, env=environment)
+    subprocess.run([sys.executable, __file__, folder], check=True, timeout=240, env=environment)
     return {
         fault: (folder / str(number) / "said").read_text() for number, fault in enumerate(FAULTS)
     }
@@ -389,7 +401,7 @@ def test_check_gpu_says_what_is_missing(python, says):
         env={**os.environ, "PYTHON": python},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert process.returncode == 2 and says in process.stderr
 

@@ -15,7 +15,10 @@ from onebit.layout import ALIGNMENT, BLOCK, Layout
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_compression_by_hand(kernels, dtype):
-    """c = (1, -7) has scale sqrt(50 / 2) = 5 and error (-4, -2); (11, 1) on top gives c = (7, -1), scale 5; 0.5 m + (2.5, -5.5) - 3 gives 2."""
+    """c = (1, -7) has scale sqrt(50 / 2) = 5 and error (-4, -2).
+
+    (11, 1) on top gives c = (7, -1), scale 5; 0.5 m + (2.5, -5.5) - 3 gives 2.
+    """
     partition = Layout([(2,)], 1).worker_partition()
     c, scales = (
         torch.zeros(64, dtype=dtype),
@@ -59,7 +62,9 @@ def test_average_by_hand(kernels, dtype):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_update_by_hand(kernels, dtype):
-    """x = 1, decay 0.5, step 2, m = (5, -5, 5): 0.5 - 10 / (sqrt(4) + 3), 0.5 + 10 / (sqrt(49) + 3), and 0.5 where masked."""
+    """x = 1, decay 0.5, step 2, m = (5, -5, 5): 0.5 - 10 / (sqrt(4) + 3), 0.5 + 10 / (sqrt(49)
+    + 3), and 0.5 where masked.
+    """
     layout = Layout([(3,)], 1)
     partition = layout.worker_partition(torch.arange(64) < 2)
     momentum = torch.cat(
@@ -106,7 +111,9 @@ def test_measure_by_hand(kernels):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_adam_by_hand(kernels, dtype):
-    """m = 0.25 * -4 + 0.75 * 4 = 2, v = 0.75 * 20 / 3 + 0.25 * 16 = 9, x = 0.5 * 1 - 3 * 2 / (2 * 3 + 6) = 0; without a parameter m and v alone."""
+    """m = 0.25 * -4 + 0.75 * 4 = 2, v = 0.75 * 20 / 3 + 0.25 * 16 = 9, x = 0.5 * 1 - 3 * 2 / (2
+    * 3 + 6) = 0; without a parameter m and v alone.
+    """
     partition = Layout([(1,), (1,)], 1).worker_partition()
     g, m, v = (torch.zeros(128, dtype=dtype) for _ in range(3))
     g[::64], m[::64], v[::64] = 4, -4, torch.tensor(20 / 3, dtype=dtype)
@@ -129,7 +136,9 @@ def test_adam_by_hand(kernels, dtype):
 @pytest.mark.parametrize("n", [1, 3 * BLOCK + 130, *more(65, BLOCK - 1)])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_sums_are_added_in_the_defined_order(kernels, n, dtype):
-    """measure and the scales equal sums of Python's own floats, element by element, of values so far apart that the order shows."""
+    """measure and the scales equal sums of Python's own floats, element by element, of values
+    so far apart that the order shows.
+    """
     torch.manual_seed(n)
     numels = (n, n // 2 + 1, n)
     tensors = [
@@ -166,7 +175,9 @@ def square_sum(values):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_update_rounds_each_operation_once(kernels, dtype):
-    """x d - (s m) / (sqrt(v) + eps) equals NumPy's, whose square root and division are those of IEEE."""
+    """x d - (s m) / (sqrt(v) + eps) equals NumPy's, whose square root and division are those of
+    IEEE.
+    """
     n, (decay, step, eps) = 100_003, (0.999, 0.01, 1e-8)
     worker = Worker([(n,)], dtype=dtype)
     x, v = worker.parameters[0].numpy().copy(), worker.variance[:n].numpy()
@@ -184,7 +195,9 @@ def test_update_rounds_each_operation_once(kernels, dtype):
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_message_is_its_little_endian_bits_and_the_scales_of_its_pieces(kernels, ranks):
-    """Row j = np.packbits(c >= 0) of chunk j, then the scale of each tensor that has a piece there."""
+    """Row j = np.packbits(c >= 0) of chunk j, then the scale of each tensor that has a piece
+    there.
+    """
     worker = Worker(SHAPES["around a block"], ranks)
     payload = worker.step(kernels, worker.gradients[0])[1].numpy()
     vector, scales = worker.worker
@@ -195,7 +208,9 @@ def test_a_message_is_its_little_endian_bits_and_the_scales_of_its_pieces(kernel
 
 @pytest.mark.parametrize("mask", ["all", "random"])
 def test_the_lazy_error_is_the_stored_one(kernels, mask):
-    """e = c - scale * sign(c), kept and handed over with scale 0, gives the same five rounds, bit for bit."""
+    """e = c - scale * sign(c), kept and handed over with scale 0, gives the same five rounds,
+    bit for bit.
+    """
     shapes = SHAPES["around a block"]
     lazy, stored = Worker(shapes, 2, mask=mask), Worker(shapes, 2, mask=mask)
     for round_ in range(5):

@@ -49,7 +49,10 @@ def test_a_batch_is_a_function_of_seed_step_and_rank(task):
 
 
 def test_examples_are_two_neighbours_or_strangers_half_of_the_time(task):
-    """[CLS] A [SEP] B [SEP]: with the masks undone, A and B are pieces of documents; B follows A where the label says so."""
+    """[CLS] A [SEP] B [SEP]: with the masks undone, A and B are pieces of documents.
+
+    B follows A where the label says so.
+    """
     batch = task.batch(0, 0, 0, size=2000, length=24)
     special, corpus = task.corpus.special, task.corpus
     original = torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])

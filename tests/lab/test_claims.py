@@ -1,4 +1,4 @@
-"""The claims of the 1-bit Adam paper: each verdict from made-up runs that meet and refute its rule."""
+"""The claims of the 1-bit Adam paper: made-up runs meet and refute each rule."""
 
 from math import inf
 
@@ -35,9 +35,14 @@ def test_equivalence_is_paired_by_seed(tmp_path):
     assert judgement.verdict == "reproduced"
 
 
-@pytest.mark.parametrize(("name", "kept", "told"), [
-    ("run.json", 0.5, "run.json is broken"), ("curve.csv", 0.5, "curve.csv does not go on to step 200"), ("curve.csv", 0, "curve.csv does not go on"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "kept", "told"),
+    [
+        ("run.json", 0.5, "run.json is broken"),
+        ("curve.csv", 0.5, "curve.csv does not go on to step 200"),
+        ("curve.csv", 0, "curve.csv does not go on"),
+    ],
+)
 def test_a_file_that_was_written_in_part_is_named(name, kept, told, tmp_path):
     synthetic.write_all(tmp_path)
     path = tmp_path / "runs/figure_04/laptop/adam/seed-2" / name

@@ -26,8 +26,18 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def options(cache, tmp_path):
     """Options of a run of 20 steps, evaluated after 6, 12, 18 and 20, into tmp_path / name."""
-    return lambda name, *more: ["profile=smoke", "experiment=figure_06", "task.model.width=4", "scale.steps=490", "evaluate_every=6",
-                                "progress=false", "checkpoint_every=5", f"cache={cache}", f"output={tmp_path / name}", *more]  # fmt: skip
+    return lambda name, *more: [
+        "profile=smoke",
+        "experiment=figure_06",
+        "task.model.width=4",
+        "scale.steps=490",
+        "evaluate_every=6",
+        "progress=false",
+        "checkpoint_every=5",
+        f"cache={cache}",
+        f"output={tmp_path / name}",
+        *more,
+    ]
 
 
 def evaluation(folder):
@@ -42,7 +52,9 @@ def small_model():
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_the_model_that_is_evaluated_is_the_exact_mean_over_the_ranks(workers):
-    """Parameters and floating-point buffers, in each type; the ranks' own models stay as they are."""
+    """Parameters and floating-point buffers, in each type; the ranks' own models stay as they
+    are.
+    """
 
     def work(communicator):
         with torch.random.fork_rng([]), torch.no_grad():
@@ -81,7 +93,9 @@ def test_training_does_not_notice_that_it_is_evaluated(options, tmp_path, optimi
 
 @pytest.mark.parametrize("stop", [4, 14])
 def test_a_resumed_run_has_the_evaluations_of_an_uninterrupted_one(options, tmp_path, stop):
-    """Stopped before the first checkpoint and between two: rows after the checkpoint are made anew, not twice."""
+    """Stopped before the first checkpoint and between two: rows after the checkpoint are made
+    anew, not twice.
+    """
     train_in_threads(options("whole", "workers=2"))
     with pytest.raises(KeyboardInterrupt):
         train_in_threads(options("broken", "workers=2"), at_most=stop)
@@ -91,7 +105,6 @@ def test_a_resumed_run_has_the_evaluations_of_an_uninterrupted_one(options, tmp_
     assert evaluation(tmp_path / "broken") == evaluation(tmp_path / "whole")
 
 
-@pytest.mark.timeout(240)  # four processes import torch
 def test_threads_and_gloo_evaluate_alike_bit_for_bit(options, tmp_path):
     chosen = ["workers=3", "optimizer=local_sgd"]
     train_in_threads(options("threads", *chosen))
@@ -100,7 +113,7 @@ def test_threads_and_gloo_evaluate_alike_bit_for_bit(options, tmp_path):
         [sys.executable, "-m", "onebit.lab.train", *options("gloo", *chosen, "comm=gloo")],
         env=environment,
         check=True,
-        timeout=180,
+        timeout=240,
     )
     for name, columns in (("curve", COLUMNS), ("evaluation", EVALUATION)):
         assert rows(tmp_path / "gloo", name, columns) == rows(tmp_path / "threads", name, columns)
@@ -121,7 +134,9 @@ def test_a_run_learns_what_it_is_evaluated_by(options, tmp_path):
 
 
 def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
-    """Of the runs themselves, not made-up ones: rows and evaluations find each other, and the paper's curves stand beside them."""
+    """Of the runs themselves, not made-up ones: rows and evaluations find each other, and the
+    paper's curves stand beside them.
+    """
     module = figures.load_figure("figure_13")
     for optimizer in ("adam", "lazy_variance_3"):
         train_in_threads(

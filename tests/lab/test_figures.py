@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from helpers import synthetic
+from helpers.cases import more
 from matplotlib.colors import to_hex
 
 from onebit.lab.report import figure as figures
@@ -20,7 +21,7 @@ NUMBERED = [
 ]  # those of the 1-bit Adam paper, whose curves are digitised
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def closed():
     """No figure stays open."""
     yield
@@ -42,21 +43,22 @@ def drawn(name, root):
     return module, module.plot(results.load(root, module.EXPERIMENT, "laptop", module.OPTIMIZERS))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_optimizer_is_in_the_legend_with_its_seeds(name, root):
-    module, drawing = drawn(name, root)
-    legend = next(
-        [text.get_text() for text in axes.get_legend().get_texts()]
-        for axes in drawing.axes
-        if axes.get_legend()
-    )
-    assert legend == [
-        f"{figures.LOOKS[optimizer][0]}, n = 3 seeds" for optimizer in module.OPTIMIZERS
-    ]
+@pytest.fixture(scope="module")
+def drawings(root):
+    """{figure: (module, drawing)} of the made-up runs; not to be changed."""
+    return {name: drawn(name, root) for name in NAMES}
+
+
+def test_every_optimizer_is_in_the_legend_with_its_seeds(drawings):
+    for name, (module, drawing) in drawings.items():
+        legend = next(axes.get_legend() for axes in drawing.axes if axes.get_legend())
+        labels = [figures.LOOKS[optimizer][0] for optimizer in module.OPTIMIZERS]
+        found = [text.get_text() for text in legend.get_texts()]
+        assert found == [f"{label}, n = 3 seeds" for label in labels], name
 
 
 @pytest.mark.parametrize("name", [*NUMBERED, "figure_zero_one_adam"])
-def test_the_papers_curve_is_drawn_on_the_papers_axes(name, root):
+def test_the_papers_curve_is_drawn_on_the_papers_axes(name, drawings):
     pattern = (
         rf"fig{int(name.split('_')[1])}[a-z]?"
         if name in NUMBERED
@@ -65,7 +67,7 @@ def test_the_papers_curve_is_drawn_on_the_papers_axes(name, root):
     files = [path for path in results.PAPER.glob("*.csv") if re.fullmatch(pattern, path.stem)]
     points = [pd.read_csv(path) for path in files]
     known = {tuple(curve.x) for frame in points for _, curve in frame.groupby("curve")}
-    _, drawing = drawn(name, root)
+    _, drawing = drawings[name]
     papers = [axes for axes in drawing.axes if "paper" in axes.get_title()]
     assert papers
     for axes in papers:
@@ -73,17 +75,19 @@ def test_the_papers_curve_is_drawn_on_the_papers_axes(name, root):
         assert curves and set(curves) <= known
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_optimizer_looks_the_same_in_every_panel(name, root):
-    _, drawing = drawn(name, root)
-    for axes in drawing.axes:
-        for line in axes.lines:
-            for label, colour, style, _ in figures.LOOKS.values():
-                if line.get_label() in (f"{label}, n = 3 seeds", f"{label} (paper)"):
-                    assert (to_hex(line.get_color()).upper(), line.get_linestyle()) == (
-                        colour,
-                        style,
-                    )
+def test_an_optimizer_looks_the_same_in_every_panel(drawings):
+    lines = [
+        (name, line)
+        for name, (_, drawing) in drawings.items()
+        for axes in drawing.axes
+        for line in axes.lines
+    ]
+    for label, colour, style, _ in figures.LOOKS.values():
+        labels = f"{label}, n = 3 seeds", f"{label} (paper)"
+        for name, line in lines:
+            if line.get_label() in labels:
+                found = to_hex(line.get_color()).upper(), line.get_linestyle()
+                assert found == (colour, style), (name, label)
 
 
 def test_looks_differ_in_line_and_marker_and_in_each_figure_in_colour():
@@ -100,8 +104,8 @@ def test_looks_differ_in_line_and_marker_and_in_each_figure_in_colour():
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if figures.load_figure(name).EXPERIMENT == "figure_06"]
 )
-def test_loss_and_accuracy_are_drawn_ours_and_the_papers(name, root):
-    module, drawing = drawn(name, root)
+def test_loss_and_accuracy_are_drawn_ours_and_the_papers(name, drawings):
+    module, drawing = drawings[name]
     number = int(name.split("_")[1])
     assert [axes.get_title() for axes in drawing.axes] == [
         "Ours",
@@ -131,15 +135,18 @@ def test_a_curve_is_the_mean_over_seeds_of_blocks_of_steps_with_the_range_as_its
     assert last.x == sum(range(191, 201)) / 10
 
 
-def test_figure_2_marks_the_end_of_the_warm_up(root):
-    _, drawing = drawn("figure_02", root)
+def test_figure_2_marks_the_end_of_the_warm_up(drawings):
+    _, drawing = drawings["figure_02"]
     upright = [
         line.get_xdata()[0] for line in drawing.axes[0].lines if len(set(line.get_xdata())) == 1
     ]
     assert upright == [synthetic.WARMUP]
 
 
-@pytest.mark.parametrize("name", NAMES)
+ONE_OF_EACH = ["figure_04", "figure_08", "figure_12"]  # losses, faces, images
+
+
+@pytest.mark.parametrize("name", [*ONE_OF_EACH, *more(*sorted({*NAMES} - {*ONE_OF_EACH}))])
 def test_the_same_csv_gives_the_same_files(name, root):
     module = figures.load_figure(name)
     first = figures.save(module, name, "laptop", root)
@@ -190,7 +197,8 @@ def test_the_caption_of_images_says_what_was_run_and_what_is_evaluated(root):
         "a small ResNet, 4 workers",
         "64 samples a step",
         "mean of the workers' models on 10,000 test images",
-        "ResNet-18 on CIFAR-10 (all 50,000 training images, 8 workers), 1,024 samples a step, 9,800 steps, T_w = 637",
+        "ResNet-18 on CIFAR-10 (all 50,000 training images, 8 workers), 1,024 samples a step, "
+        "9,800 steps, T_w = 637",
     ):
         assert part in text
 
@@ -207,8 +215,8 @@ def test_the_caption_of_faces_says_what_was_run_and_what_the_paper_leaves_out(ro
         assert part in text
 
 
-def test_faces_are_drawn_with_both_players_losses_and_samples_of_one_seed(root):
-    _, drawing = drawn("figure_08", root)
+def test_faces_are_drawn_with_both_players_losses_and_samples_of_one_seed(drawings):
+    _, drawing = drawings["figure_08"]
     ends = [[line.get_ydata()[-1] for line in axes.lines] for axes in drawing.axes[:2]]
     assert ends == [pytest.approx([0.8 * 1.2] * 2), pytest.approx([2.4 * 1.2] * 2)]
     assert [axes.get_title() for axes in drawing.axes[4:]] == [

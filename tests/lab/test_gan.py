@@ -1,4 +1,7 @@
-"""Two players: they take turns, are recorded together and resumed together; DCGAN, its images and their distance."""
+"""Two players: they take turns, are recorded together and resumed together.
+
+DCGAN, its images and their distance.
+"""
 
 import io
 import json
@@ -31,9 +34,20 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def options(cache, tmp_path):
     """Options of a run of 12 steps, T_w = 2, evaluated after 6 and 12, into tmp_path / name."""
-    return lambda name, *more: ["profile=smoke", "experiment=figure_08", "scale.steps=666", "evaluate_every=6", "batch=12", "task.train.count=100",
-                                "task.test.count=64", "progress=false", "checkpoint_every=5", f"cache={cache}", f"output={tmp_path / name}",
-                                *more]  # fmt: skip
+    return lambda name, *more: [
+        "profile=smoke",
+        "experiment=figure_08",
+        "scale.steps=666",
+        "evaluate_every=6",
+        "batch=12",
+        "task.train.count=100",
+        "task.test.count=64",
+        "progress=false",
+        "checkpoint_every=5",
+        f"cache={cache}",
+        f"output={tmp_path / name}",
+        *more,
+    ]
 
 
 def metric(folder, name):
@@ -51,7 +65,9 @@ def small(cache):
 
 
 def gradients(small, name):
-    """Of the player's loss at a model and a batch that are the same at each call: {parameter: gradient or None}."""
+    """Of the player's loss at a model and a batch that are the same at each call: {parameter:
+    gradient or None}.
+    """
     torch.manual_seed(0)
     model = small.model()
     _, loss = small.players(model)[name]
@@ -82,7 +98,9 @@ def test_the_losses_are_the_logarithms_of_the_papers_equations(small):
 
 
 def test_two_players_take_turns_as_with_two_optimizers_of_torch(options, tmp_path):
-    """The generator meets the discriminator after its step: losses as of a plain loop over two of torch's SGD, whose rates halve every 4 steps."""
+    """The generator meets the discriminator after its step: losses as of a plain loop over two
+    of torch's SGD, whose rates halve every 4 steps.
+    """
     arguments = options(
         "run",
         "workers=1",
@@ -125,7 +143,9 @@ def test_two_players_take_turns_as_with_two_optimizers_of_torch(options, tmp_pat
 
 @pytest.mark.parametrize("stop", [3, 8])
 def test_a_resumed_run_goes_on_with_both_players(options, tmp_path, stop):
-    """Stopped in the warm-up before the first checkpoint, and in the compressed stage between two."""
+    """Stopped in the warm-up before the first checkpoint, and in the compressed stage between
+    two.
+    """
     train_in_threads(options("whole", "workers=2"))
     with pytest.raises(KeyboardInterrupt):
         train_in_threads(options("broken", "workers=2"), stop)
@@ -172,7 +192,9 @@ def test_a_run_has_diverged_if_one_of_its_players_has(options, tmp_path, player)
 
 
 def test_traffic_and_skipped_steps_are_those_of_both_players(options, tmp_path):
-    """Of two workers with Adam, each sends half of both networks twice, in 32 bits, in each of 12 steps."""
+    """Of two workers with Adam, each sends half of both networks twice, in 32 bits, in each of
+    12 steps.
+    """
     train_in_threads(options("run", "workers=2", "optimizer=adam"))
     size = sum(
         parameter.numel()
@@ -207,7 +229,10 @@ def test_variance_norms_are_those_of_one_vector_of_all_players_parameters():
 
 
 def test_the_networks_are_radfords():
-    """Both networks for 64x64 pixels have the known numbers of parameters; all begin with deviation 0.02."""
+    """Both networks for 64x64 pixels have the known numbers of parameters.
+
+    All begin with deviation 0.02.
+    """
     with torch.device("meta"):
         players = generator(noise=100, width=64, side=64), discriminator(width=64, side=64)
     assert [sum(p.numel() for p in player.parameters()) for player in players] == [
@@ -330,7 +355,10 @@ def test_too_few_faces_are_refused(cache):
 
 
 def test_the_papers_faces_are_trained_as_radford_says():
-    """Rate 2e-4 throughout, beta_1 = 0.5, batches of 128; of the paper are the steps and T_w = 20 % of them. Other experiments keep beta_1 = 0.9."""
+    """Rate 2e-4 throughout, beta_1 = 0.5, batches of 128.
+
+    Of the paper are the steps and T_w = 20 % of them. Other experiments keep beta_1 = 0.9.
+    """
     for optimizer in ("adam", "onebit_adam"):
         run = run_from(
             composed(

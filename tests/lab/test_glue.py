@@ -96,7 +96,10 @@ def test_a_pair_is_two_parts_between_separators_and_padding_is_not_attended(tmp_
 
 
 def test_the_longer_of_a_pair_gives_way_until_they_fit():
-    """As taking the last token of the longer one away, again and again, does; of two as long it is B's."""
+    """As taking the last token of the longer one away, again and again, does.
+
+    Of two as long it is B's.
+    """
     for count_a, count_b, room in product(range(8), range(8), range(2, 9)):
         a, b = list(range(count_a)), list(range(count_b))
         left = [list(a), list(b)]
@@ -146,8 +149,16 @@ class Oracle(torch.nn.Module):
         return SimpleNamespace(logits=scores)
 
 
-OFFICIAL = {"cola": {"matthews"}, "sst2": {"accuracy"}, "mrpc": {"accuracy", "f1"}, "stsb": {"pearson", "spearman"}, "qqp": {"accuracy", "f1"},
-            "mnli": {"accuracy", "accuracy_mismatched"}, "qnli": {"accuracy"}, "rte": {"accuracy"}}  # fmt: skip
+OFFICIAL = {
+    "cola": {"matthews"},
+    "sst2": {"accuracy"},
+    "mrpc": {"accuracy", "f1"},
+    "stsb": {"pearson", "spearman"},
+    "qqp": {"accuracy", "f1"},
+    "mnli": {"accuracy", "accuracy_mismatched"},
+    "qnli": {"accuracy"},
+    "rte": {"accuracy"},
+}
 
 
 @pytest.mark.parametrize("name", GLUE)

@@ -101,7 +101,10 @@ def test_the_loss_is_transformers_own(task):
 
 
 def test_validation_is_the_mean_over_all_whole_blocks_of_the_held_out_text(task, cache):
-    """More blocks than are evaluated at once, in parts of unequal size; perplexity is the exponential."""
+    """More blocks than are evaluated at once, in parts of unequal size.
+
+    Perplexity is the exponential.
+    """
     model = task.model().eval()
     tokens = torch.from_numpy(task.validation.tokens.astype("int64"))
     blocks = tokens[: len(tokens) // 12 * 12].view(-1, 12)
@@ -142,8 +145,17 @@ def test_gpt2_small_has_124_million_parameters():
 
 
 def gpt2_options(cache, folder, *more):
-    return ["profile=smoke", "task.text._target_=helpers.lab_text.FewDocuments", "task.model.vocab_size=80", "workers=2", "progress=false",
-            "checkpoint_every=5", f"cache={cache}", f"output={folder}", *more]  # fmt: skip
+    return [
+        "profile=smoke",
+        "task.text._target_=helpers.lab_text.FewDocuments",
+        "task.model.vocab_size=80",
+        "workers=2",
+        "progress=false",
+        "checkpoint_every=5",
+        f"cache={cache}",
+        f"output={folder}",
+        *more,
+    ]
 
 
 GPT2 = (

@@ -1,4 +1,6 @@
-"""ImageNet's loader: random parts of photographs to train on, their middle to evaluate, as a function of (seed, step, rank)."""
+"""ImageNet's loader: random parts of photographs to train on, their middle to evaluate, as a
+function of (seed, step, rank).
+"""
 
 import io
 
@@ -17,7 +19,9 @@ SIZES = [(40, 30), (30, 40), (50, 20), (33, 33), (64, 48)]
 
 @pytest.fixture
 def task(tmp_path, monkeypatch):
-    """Five photographs of several sizes, in the hub's schema, each of one grey level, which is 40 times its label."""
+    """Five photographs of several sizes, in the hub's schema, each of one grey level, which is
+    40 times its label.
+    """
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     (tmp_path / "imagenet").mkdir()
     rows = []

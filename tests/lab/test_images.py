@@ -1,4 +1,6 @@
-"""CIFAR-10's batches, network and accuracy: what is usual for it, as a function of (seed, step, rank)."""
+"""CIFAR-10's batches, network and accuracy: what is usual for it, as a function of (seed, step,
+rank).
+"""
 
 import io
 from itertools import product
@@ -61,7 +63,10 @@ def labels(numbered, seed, step, rank, workers):
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_an_epoch_sees_each_image_once_and_the_workers_take_disjoint_parts(numbered, workers):
-    """5 steps of 12 are 2 epochs of 30 images, the third step belongs to both; and the steps are those of a single worker."""
+    """5 steps of 12 are 2 epochs of 30 images, the third step belongs to both.
+
+    And the steps are those of a single worker.
+    """
     steps = [
         [number for rank in range(workers) for number in labels(numbered, 3, step, rank, workers)]
         for step in range(5)

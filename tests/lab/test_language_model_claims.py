@@ -20,7 +20,9 @@ from onebit.lab.training.schedule import QuadraticThenDecay
 
 
 def test_the_rate_of_lamb_is_the_papers():
-    """1e-3 to 12e-3 in 450 steps, squared, then x0.9 of what is above the floor every 250 (the authors' script); a shrunken run follows."""
+    """1e-3 to 12e-3 in 450 steps, squared, then x0.9 of what is above the floor every 250 (the
+    authors' script); a shrunken run follows.
+    """
     lr = (
         run_from(composed(["experiment=lamb", "profile=paper", "comm=threads", "workers=64"]))
         .phases["seq128"]
@@ -216,7 +218,9 @@ def test_more_bytes_and_more_collectives_refute(papers, tmp_path):
 
 
 def test_tensors_without_gradient_are_left_out_of_what_is_said_of_tensors(papers):
-    """`synthetic.TENSORS` ends with a bias of keys, whose coefficient alone is far below the others'."""
+    """`synthetic.TENSORS` ends with a bias of keys, whose coefficient alone is far below the
+    others'.
+    """
     by_name = {claim.name: claim for claim in OURS}
     rows = load(papers, "lamb", "laptop")
     assert judge(by_name["L4"], rows).interval.mean == pytest.approx(100)  # not 1000

@@ -91,7 +91,7 @@ def run(name, root, *arguments):
         *arguments,
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
 def settings(name, rows, quick):
@@ -170,7 +170,8 @@ def test_without_measurements_a_figure_says_how_to_make_them(tmp_path):
 def test_committed_measurements_are_complete(name):
     if not (RESULTS / "speed" / f"{name}.csv").exists():
         pytest.skip(
-            f"results/speed/{name}.csv is not there: python experiments/{name}.py --measure makes it"
+            f"results/speed/{name}.csv is not there: "
+            f"python experiments/{name}.py --measure makes it"
         )
     rows = check(name, RESULTS, quick=False)
     assert (speed_results.judge(getattr(load_figure(name), "BARS", ()), rows).holds == "yes").all()

@@ -64,7 +64,10 @@ def test_weights_that_are_not_there_or_of_another_network_are_refused(tmp_path, 
 
 
 def test_a_network_is_not_filled_up_with_random_weights(tmp_path):
-    """transformers gives what a file lacks random values; only the pooler, which a model of masked words does not have, may begin so."""
+    """transformers gives what a file lacks random values.
+
+    Only the pooler, which a model of masked words does not have, may begin so.
+    """
     theirs = saved(tmp_path / "bert").state_dict()
     lacks = {name: tensor for name, tensor in theirs.items() if "query.weight" not in name}
     save_file(lacks, tmp_path / "bert/model.safetensors", metadata={"format": "pt"})

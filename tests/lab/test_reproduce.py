@@ -1,4 +1,6 @@
-"""`make reproduce`: what is there is kept, what is missing is trained, what fails does not stop the rest."""
+"""`make reproduce`: what is there is kept, what is missing is trained, what fails does not stop the
+rest.
+"""
 
 import sys
 
@@ -13,7 +15,10 @@ FIGURE_04 = ["adam", "onebit_adam", "onebit_adam_32bit", "naive_onebit_adam"]
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    """Results in a folder of their own, and training that writes a made-up run; returns the runs that were trained."""
+    """Results in a folder of their own, and training that writes a made-up run.
+
+    Returns the runs that were trained.
+    """
     trained = []
 
     def train(experiment, optimizer, profile, seed, workers, folder):

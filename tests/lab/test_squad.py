@@ -35,7 +35,10 @@ pytestmark = pytest.mark.usefixtures("own_hub")
     ],
 )
 def test_answers_are_compared_as_the_official_script_does(predicted, right, exact, shared):
-    """Lower case, then no punctuation, no articles; words as often as they occur; no shared word is 0."""
+    """Lower case, then no punctuation, no articles; words as often as they occur.
+
+    No shared word is 0.
+    """
     assert (exact_match(predicted, right), f1_score(predicted, right)) == (
         exact,
         pytest.approx(shared),
@@ -108,7 +111,9 @@ def test_an_answer_that_a_window_cuts_is_not_in_it():
 
 
 class SquadOracle(torch.nn.Module):
-    """Gives the ends of the answer 5, all else noise below 1 and, in a window without the answer, [CLS] 9."""
+    """Gives the ends of the answer 5, all else noise below 1 and, in a window without the
+    answer, [CLS] 9.
+    """
 
     def __init__(self, task):
         super().__init__()
@@ -125,7 +130,9 @@ class SquadOracle(torch.nn.Module):
 
 
 def test_answers_are_recovered_from_perfect_logits(tmp_path):
-    """Over several windows of each question, of which [CLS] of those without the answer has the highest logits."""
+    """Over several windows of each question, of which [CLS] of those without the answer has the
+    highest logits.
+    """
     task = squad(tmp_path)
     assert task.evaluate(SquadOracle(task), torch.device("cpu")) == {"exact_match": 100, "f1": 100}
 

@@ -20,7 +20,9 @@ def test_only_experiments_that_ask_are_watched():
 
 
 def watched(kind, quantities, steps=6, by_tensor=True, every=2, **more):
-    """The rows of an optimizer of three tensors, and the states after each step, from before the first on."""
+    """The rows of an optimizer of three tensors, and the states after each step, from before
+    the first on.
+    """
     torch.manual_seed(0)
     named = {
         "a": torch.nn.Parameter(torch.randn(4, 3)),

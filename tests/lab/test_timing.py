@@ -1,4 +1,6 @@
-"""Contenders take turns, disturbed rounds are dropped, and ranks in step have the slowest one's time."""
+"""Contenders take turns, disturbed rounds are dropped, and ranks in step have the slowest one's
+time.
+"""
 
 import os
 import time

@@ -1,4 +1,6 @@
-"""All ranks skip together, clip by one factor, and raise together if their models or options differ."""
+"""All ranks skip together, clip by one factor, and raise together if their models or options
+differ.
+"""
 
 import math
 import re
@@ -65,8 +67,10 @@ def test_endless_skipping_is_an_error():
 
 @pytest.mark.parametrize("warmup, expected", [(100, "mean"), (1, "local")])
 def test_all_ranks_clip_by_one_factor(warmup, expected):
-    """Rank 0 has the gradient (100, 0), rank 1 (0, 1), the bound is 1. Warm-up: the mean (50, 0.5) is clipped to norm 1.
-    Compressed: both by 1 / sqrt((100^2 + 1) / 2), so that the momentum stays the mean of equally scaled gradients."""
+    """Rank 0 has the gradient (100, 0), rank 1 (0, 1), the bound is 1. Warm-up: the mean (50,
+    0.5) is clipped to norm 1. Compressed: both by 1 / sqrt((100^2 + 1) / 2), so that the
+    momentum stays the mean of equally scaled gradients.
+    """
 
     def run(communicator):
         p = torch.nn.Parameter(torch.zeros(2))

@@ -1,4 +1,7 @@
-"""Every optimizer gives the same bits over threads, gloo and MPI in both phases; differing ranks raise on all of them."""
+"""Every optimizer gives the same bits over threads, gloo and MPI in both phases.
+
+Differing ranks raise on all of them.
+"""
 
 import pytest
 import torch
@@ -37,12 +40,17 @@ KINDS = [
 
 
 def kinds(size):
-    """All of them at one size; the first ones, which differ most in what they send, at every size."""
+    """All of them at one size; the first ones, which differ most in what they send, at every
+    size.
+    """
     return KINDS if size == 3 else KINDS[:4]
 
 
 def train(communicator):
-    """Steps across the freeze, one skipped, a new warm-up and a resume; the state after each, and the traffic."""
+    """Steps across the freeze, one skipped, a new warm-up and a resume.
+
+    The state after each, and the traffic.
+    """
     history = []
     for kind, options in kinds(communicator.size):
         run = make(communicator, kind, shapes=SHAPES, max_grad_norm=3.0, **options)
@@ -78,7 +86,9 @@ SIZES = (1, 2, 3, 4)
 
 
 def first_ranks(communicator, size):
-    """The first `size` ranks of a world, as a communicator of the same backend; None on the others."""
+    """The first `size` ranks of a world, as a communicator of the same backend; None on the
+    others.
+    """
     inside = communicator.rank < size
     if isinstance(communicator, onebit.comm.Mpi):
         part = communicator.comm.Split(inside)
@@ -93,10 +103,9 @@ def all_sizes(communicator):
     return {size: several_things(part) for size, part in parts.items() if part}
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_threads_and_processes_agree_bit_for_bit(backend):
-    found = BACKENDS[backend](max(SIZES), all_sizes, timeout=300)
+    found = BACKENDS[backend](max(SIZES), all_sizes)
     for size in SIZES:
         expected = BACKENDS["threads"](size, several_things)
         for (history, message), other in zip(expected, found):
@@ -112,7 +121,10 @@ def test_threads_and_processes_agree_bit_for_bit(backend):
 
 
 def two_groups_of_two(communicator):
-    """Ranks {0, 2} and {1, 3} train different models, one group slower than the other; what it does alone, it does beside the other."""
+    """Ranks {0, 2} and {1, 3} train different models, one group slower than the other.
+
+    What it does alone, it does beside the other.
+    """
     import time
 
     groups = [torch.distributed.new_group(ranks) for ranks in ([0, 2], [1, 3])]

@@ -123,7 +123,9 @@ def test_another_ranks_errors_are_refused_with_the_remedy(size, rank):
 
 @pytest.mark.parametrize("size", [1, 3, *more(2, 4)])
 def test_a_synchronized_checkpoint_serves_any_number_of_ranks_and_loses_nothing(size):
-    """mean worker error + server error, the residual of the telescoping sum, is the same before and after."""
+    """mean worker error + server error, the residual of the telescoping sum, is the same before
+    and after.
+    """
     unsynchronized = frozen(3)
     residual = (
         sum(

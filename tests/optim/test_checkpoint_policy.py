@@ -10,7 +10,10 @@ from onebit.comm import Single, run_threads
 
 @pytest.mark.parametrize("before, after", [(10, 5), (4, 12)])
 def test_the_phase_follows_the_new_setting_after_a_load(before, after):
-    """Saved at step 8: T_w lowered below it freezes at once; T_w raised above it thaws and freezes anew later."""
+    """Saved at step 8: T_w lowered below it freezes at once.
+
+    T_w raised above it thaws and freezes anew later.
+    """
 
     def run(communicator):
         run = make(communicator, shapes=SMALL_SHAPES, warmup=before)
@@ -82,7 +85,10 @@ def test_a_frozen_variance_is_not_taken_for_a_raw_one():
 
 
 def test_errors_are_taken_only_by_the_optimizer_that_made_them():
-    """NaiveOneBitAdam's are in units of the gradient, OneBitAdam's of the momentum; and a server error belongs to its bucket."""
+    """NaiveOneBitAdam's are in units of the gradient, OneBitAdam's of the momentum.
+
+    And a server error belongs to its bucket.
+    """
     options = {"shapes": SMALL_SHAPES, "bias_correction": False}
     run = make(Single(), warmup=3, **options)
     for t in range(6):

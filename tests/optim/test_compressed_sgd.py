@@ -1,4 +1,6 @@
-"""DoubleSqueeze and EF momentum SGD equal their references, and SGD or 1-bit Adam at the right options."""
+"""DoubleSqueeze and EF momentum SGD equal their references, and SGD or 1-bit Adam at the right
+options.
+"""
 
 import numpy as np
 import pytest
@@ -125,7 +127,9 @@ def test_ef_momentum_sgd_equals_onebit_adam_with_a_variance_of_one_bit_for_bit()
 
 
 def test_the_error_of_double_squeeze_cancels_in_the_sum_of_steps():
-    """x_T = x_0 - lr sum_t mean_i g_i + lr (mean_i delta_i + delta_bar): "1-bit Adam", section 4.1."""
+    """x_T = x_0 - lr sum_t mean_i g_i + lr (mean_i delta_i + delta_bar): "1-bit Adam", section
+    4.1.
+    """
 
     def run(communicator):
         run = make(

@@ -1,4 +1,7 @@
-"""1-bit Adam with each compressor equals its reference; a wrong compressor is refused when the optimizer is made."""
+"""1-bit Adam with each compressor equals its reference.
+
+A wrong compressor is refused when the optimizer is made.
+"""
 
 from functools import partial
 
@@ -48,7 +51,9 @@ def test_onebit_adam_with_every_compressor_equals_its_reference(ranks, compresso
 
 @pytest.mark.parametrize("ranks", [3, *more(1)])
 def test_all_of_the_elements_is_the_identity(ranks):
-    """TopK of density 1 sends everything: 1-bit Adam with it is "1-bit Adam (32 bits)", bit for bit."""
+    """TopK of density 1 sends everything: 1-bit Adam with it is "1-bit Adam (32 bits)", bit for
+    bit.
+    """
     kept, plain = (
         onebit.comm.run_threads(
             ranks,
@@ -95,7 +100,10 @@ def test_what_makes_no_compressor_is_refused():
 
 
 def test_references_by_hand():
-    """quantize rounds half to even, or up where u is below the rest; top_k takes the first of equals, and neither sends a masked element."""
+    """quantize rounds half to even, or up where u is below the rest.
+
+    top_k takes the first of equals, and neither sends a masked element.
+    """
     everywhere, whole = np.ones(4, bool), [slice(0, 4)]
     x = np.array([14.0, -13.1, 0.9, -1.1])
     np.testing.assert_allclose(reference.quantize(x, whole, everywhere, 7), [14, -14, 0, -2])

@@ -1,4 +1,6 @@
-"""States of torch's own optimizers, and of other kinds of ours: taken over exactly, or refused before anything is lost."""
+"""States of torch's own optimizers, and of other kinds of ours: taken over exactly, or refused
+before anything is lost.
+"""
 
 import warnings
 
@@ -109,7 +111,9 @@ def test_loading_torch_adamw_starts_from_its_moments():
 
 @pytest.mark.parametrize("steps", [0, 1, 4, *more(2, 3, 5, 6)])
 def test_a_foreign_state_is_taken_over_the_same_wherever_zero_one_adam_was(steps):
-    """Between two syncs, too: what had been accumulated is no more, and the parameters stay where they are."""
+    """Between two syncs, too: what had been accumulated is no more, and the parameters stay
+    where they are.
+    """
     options = {"variance_freeze_step": 2, "local_step_scaler": 1, "local_step_clipper": 8}
     used, fresh = (make(Single(), onebit.ZeroOneAdam, **options) for _ in range(2))
     for t in range(steps):

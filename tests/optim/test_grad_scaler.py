@@ -33,7 +33,10 @@ def scaled_step(run, t, communicator, scaler, unscale=False, overflow=False):
     ],
 )
 def test_a_grad_scaler_changes_no_bit(kind, options, max_grad_norm, check_finite, unscale):
-    """Scales are powers of two, another one on each rank; clipping is by the norm of the unscaled gradients."""
+    """Scales are powers of two, another one on each rank.
+
+    Clipping is by the norm of the unscaled gradients.
+    """
     options = {"max_grad_norm": max_grad_norm, "check_finite": check_finite, **options}
 
     def run(communicator):
@@ -108,7 +111,10 @@ def test_one_ranks_overflow_makes_all_ranks_skip_and_only_its_scale_fall(
 
 @pytest.mark.parametrize("at", [2, 7])
 def test_what_the_scaler_has_found_counts_even_if_it_was_mended_since(at):
-    """After unscale_ a user may put 0 where the inf was; torch skips all the same, and so do all ranks here."""
+    """After unscale_ a user may put 0 where the inf was.
+
+    Torch skips all the same, and so do all ranks here.
+    """
 
     def run(communicator):
         run = make(communicator, warmup=4)
@@ -154,7 +160,9 @@ def test_scales_are_kept_alike_by_the_public_update():
 
 
 def test_float16_gradients_keep_what_the_scale_was_for():
-    """1e-8 is 0 in float16; times 2^16 it is not, and it stays so on the wire once the scale is out."""
+    """1e-8 is 0 in float16; times 2^16 it is not, and it stays so on the wire once the scale is
+    out.
+    """
 
     def run(communicator):
         run = make(communicator, dtype=torch.float16, betas=(0.0, 0.5), warmup=100)
@@ -171,7 +179,10 @@ def test_float16_gradients_keep_what_the_scale_was_for():
 
 
 def test_autocast_training_with_overflows_keeps_all_ranks_alike():
-    """float16 forward and backward; the scale starts far too high and rank 1's gradients are a thousand times larger."""
+    """float16 forward and backward.
+
+    The scale starts far too high and rank 1's gradients are a thousand times larger.
+    """
 
     def run(communicator):
         model = torch.nn.Linear(16, 1)

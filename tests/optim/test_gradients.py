@@ -40,7 +40,9 @@ def test_zero_gradients_change_nothing_in_either_phase():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_parameters_keep_float32_state(dtype):
-    """The gradients travel in their own dtype; two parameters of 9 elements exercise the padding."""
+    """The gradients travel in their own dtype; two parameters of 9 elements exercise the
+    padding.
+    """
 
     def run(communicator):
         run = make(communicator, shapes=((9,), (9, 3)), dtype=dtype, warmup=20, betas=(0.9, 0.9))

@@ -65,7 +65,10 @@ def test_lamb_with_ratio_1_equals_adam_bit_for_bit(dtype):
 
 
 def test_a_coefficient_is_the_ratio_of_norms_within_its_bounds():
-    """One step from m = v = 0 without bias correction, g = 1: u = 0.1 / sqrt(0.001); c = ||x|| / ||u||, clipped; 1 where x = 0 or g = 0."""
+    """One step from m = v = 0 without bias correction, g = 1: u = 0.1 / sqrt(0.001).
+
+    c = ||x|| / ||u||, clipped; 1 where x = 0 or g = 0.
+    """
     params = [
         torch.nn.Parameter(torch.full((50,), value)) for value in (1.0, 1e-3, 100.0, 0.0, 1.0)
     ]

@@ -66,7 +66,10 @@ def test_adam_with_a_lazy_variance_equals_its_reference(ranks, steps_with, optio
 
 @pytest.mark.parametrize("steps_with", ["own", "average"])
 def test_synchronize_averages_between_two_averages(steps_with):
-    """The means of v_i, and of x_i, are what they were, and then the same everywhere; a second call changes no bit."""
+    """The means of v_i, and of x_i, are what they were, and then the same everywhere.
+
+    A second call changes no bit.
+    """
 
     def run(communicator):
         run = make(
@@ -99,7 +102,9 @@ def test_synchronize_averages_between_two_averages(steps_with):
 
 
 def test_the_step_after_an_average_starts_from_the_mean_of_the_parameters():
-    """tau = 2, one coordinate, by hand: beta1 = beta2 = 0, so that m is the mean gradient and v_i is g_i^2."""
+    """tau = 2, one coordinate, by hand: beta1 = beta2 = 0, so that m is the mean gradient and
+    v_i is g_i^2.
+    """
 
     def run(communicator):
         p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
@@ -132,7 +137,10 @@ def exact_bytes(elements, ranks, itemsize=4):
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 @pytest.mark.parametrize("steps_with, vectors", [("own", 2), ("average", 1)])
 def test_a_lazy_step_sends_one_bit_and_an_average_whole_vectors(ranks, steps_with, vectors):
-    """16 bytes of agreement and the momentum at every step; every tau steps, and at the first with "average", 4 bytes an element more."""
+    """16 bytes of agreement and the momentum at every step.
+
+    Every tau steps, and at the first with "average", 4 bytes an element more.
+    """
 
     def run(communicator):
         run = make(communicator, LazyVarianceAdam, ODD_SHAPES, tau=3, steps_with=steps_with)
@@ -183,7 +191,10 @@ def test_a_synchronized_checkpoint_serves_any_number_of_ranks(options):
 @pytest.mark.parametrize("reset_errors", [True, False])
 @pytest.mark.parametrize("steps_with", ["own", "average"])
 def test_another_ranks_checkpoint_between_averages_is_refused(reset_errors, steps_with):
-    """reset_errors gives up errors, never a variance that is another rank's; after an average it is everybody's."""
+    """reset_errors gives up errors, never a variance that is another rank's.
+
+    After an average it is everybody's.
+    """
 
     def save(communicator, steps):
         run = make(communicator, LazyVarianceAdam, tau=4, steps_with=steps_with)
@@ -203,7 +214,9 @@ def test_another_ranks_checkpoint_between_averages_is_refused(reset_errors, step
 
 
 def test_a_checkpoint_of_plain_adam_goes_on_with_its_variance():
-    """steps_with="average" has no average in it: the first step after the load makes one, instead of dividing by eps."""
+    """steps_with="average" has no average in it: the first step after the load makes one,
+    instead of dividing by eps.
+    """
     adam = make(Single(), onebit.DistributedAdam, ODD_SHAPES, lr=1e-3)
     for t in range(5):
         step(adam, t, 0)

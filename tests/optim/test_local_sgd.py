@@ -120,7 +120,9 @@ def test_a_synchronized_local_checkpoint_serves_any_number_of_ranks(size):
 
 
 def test_what_no_rank_has_trained_keeps_its_bits():
-    """(x + x + x) / 3 may differ from x: a frozen parameter is left out, one frozen since the last average is not, after a resume either."""
+    """(x + x + x) / 3 may differ from x: a frozen parameter is left out, one frozen since the
+    last average is not, after a resume either.
+    """
 
     def run(communicator):
         run = make(communicator, onebit.LocalSGD, shapes=((1000,), (1000,)), lr=0.1)

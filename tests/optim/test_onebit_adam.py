@@ -1,4 +1,7 @@
-"""1-bit Adam equals its reference and torch's AdamW in its warm-up; the identities between Adam's relatives hold."""
+"""1-bit Adam equals its reference and torch's AdamW in its warm-up.
+
+The identities between Adam's relatives hold.
+"""
 
 import math
 
@@ -105,7 +108,10 @@ def test_every_rank_holds_the_same_bits_after_every_step(ranks, kind, options):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 def test_warmup_equals_torch_adamw_on_the_mean_gradient(dtype, max_norm):
-    """torch's AdamW after DistributedDataParallel sees the mean gradient and clips its norm; the arithmetic is the same."""
+    """torch's AdamW after DistributedDataParallel sees the mean gradient and clips its norm.
+
+    The arithmetic is the same.
+    """
     history = onebit.comm.run_threads(
         3,
         lambda c: train(
@@ -138,7 +144,11 @@ def test_infinite_warmup_equals_distributed_adam_bit_for_bit():
 
 
 def test_an_uncompressed_group_is_trained_by_plain_adam_exactly():
-    """compress=False: averaged exactly, its variance goes on; nothing of the other groups leaks in. Bit for bit."""
+    """compress=False: averaged exactly, its variance goes on; nothing of the other groups leaks
+    in.
+
+    Bit for bit.
+    """
 
     def run(communicator, kind, options):
         params = [torch.nn.Parameter(v) for v in start_values(torch.float32)]

@@ -1,4 +1,4 @@
-"""1-bit LAMB equals its reference, and 1-bit Adam at the right options; its bytes are the paper's."""
+"""1-bit LAMB equals its reference, and 1-bit Adam at the right options."""
 
 import math
 
@@ -39,7 +39,9 @@ from onebit.layout import Layout
 
 
 def fused_segments(ranks):
-    """One scale for everything a worker sends, and one for each server's chunk, as slices of the unpadded vector."""
+    """One scale for everything a worker sends, and one for each server's chunk, as slices of
+    the unpadded vector.
+    """
     layout = Layout(SHAPES, ranks)
     real = torch.zeros(layout.size + 1, dtype=torch.int64)
     real[1:] = layout.real.cumsum(0)
@@ -96,7 +98,10 @@ def test_onebit_lamb_equals_its_reference(
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 def test_basic_onebit_lamb_equals_its_reference_and_freezes_the_coefficients(ranks):
-    """ "LAMB + basic 1-bit": r = 1, so c is c_avg of the freeze for good; its own numbers for beta3 and the threshold, too."""
+    """ "LAMB + basic 1-bit": r = 1, so c is c_avg of the freeze for good.
+
+    Its own numbers for beta3 and the threshold, too.
+    """
     options = {
         "warmup": T_W,
         "scale": "fused",
@@ -128,7 +133,9 @@ def test_basic_onebit_lamb_equals_its_reference_and_freezes_the_coefficients(ran
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 def test_onebit_lamb_with_ratio_1_equals_onebit_adam_bit_for_bit(ranks, dtype):
-    """c = c_avg = r = 1 and a scale per tensor: the same momentum travels, errors included, and moves x alike."""
+    """c = c_avg = r = 1 and a scale per tensor: the same momentum travels, errors included, and
+    moves x alike.
+    """
     options = {"warmup": T_W, "max_grad_norm": 5.0}
     ones = {
         "coefficient_bounds": (1, 1),
@@ -178,7 +185,9 @@ def test_an_uncompressed_group_is_trained_by_plain_lamb_exactly():
 )
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
 def test_a_runs_traffic_is_the_papers_share_of_lambs(dtype, bits, scale):
-    """Volume reduction 1 / (w + (1 - w) / bits), w being the warm-up's share of the steps: here 2 of 12, as the paper's 16.7 %."""
+    """Volume reduction 1 / (w + (1 - w) / bits), w being the warm-up's share of the steps: here
+    2 of 12, as the paper's 16.7 %.
+    """
     shapes = ((4000, 256), (256, 256), (256,), (7, 11))
 
     def sent(communicator, kind, **options):

@@ -42,7 +42,9 @@ def test_the_ratio_is_clipped_around_the_last_one_and_then_to_its_bounds(largest
     ],
 )
 def test_the_ratio_follows_the_fresh_variance_and_the_coefficient_the_ratio(factor, expected):
-    """v_fresh falls by beta2 = 0.85 a step without gradient, so that 1 / beta2 > 1.1 and r grows by r_threshold; it falls if gradients grow."""
+    """v_fresh falls by beta2 = 0.85 a step without gradient, so that 1 / beta2 > 1.1 and r
+    grows by r_threshold; it falls if gradients grow.
+    """
     run = make(Single(), onebit.OneBitLamb, warmup=12, betas=(0.0, 0.85), compressor=Identity)
     ratios, coefficients = [], []
     for t in range(42):
@@ -61,7 +63,9 @@ def test_the_ratio_follows_the_fresh_variance_and_the_coefficient_the_ratio(fact
 
 
 def test_the_average_coefficient_is_that_of_the_warmup():
-    """c_avg <- beta3 c_avg + (1 - beta3) c, from 0: recomputed from the coefficients that the optimizer shows."""
+    """c_avg <- beta3 c_avg + (1 - beta3) c, from 0: recomputed from the coefficients that the
+    optimizer shows.
+    """
     run, average = (
         make(
             Single(),
@@ -86,8 +90,10 @@ def test_scaling_is_the_mean_momentum_scale_over_the_tensors_own():
 
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
 def test_momentum_scaling_keeps_small_tensors_apart_from_large_ones(scale):
-    """Gradients of 1e-4 beside 10: the first compressed momentum has each tensor's own size. Fused, one scale travels, so that
-    scaling times |m| is the same number everywhere."""
+    """Gradients of 1e-4 beside 10: the first compressed momentum has each tensor's own size.
+
+    Fused, one scale travels, so that scaling times |m| is the same number everywhere.
+    """
     run = make(Single(), onebit.OneBitLamb, shapes=((300,), (200,)), warmup=20, scale=scale)
     for t in range(21):
         generator = torch.Generator().manual_seed(t)
@@ -112,7 +118,9 @@ def test_momentum_scaling_keeps_small_tensors_apart_from_large_ones(scale):
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
 @pytest.mark.parametrize("ratio_of", ["variance", "root"])
 def test_coordinates_without_gradient_change_nothing_for_the_others(ranks, scale, ratio_of):
-    """Each tensor with as many zeros again, which never get a gradient: norms, scales, scaling and ratios are those of the half that lives."""
+    """Each tensor with as many zeros again, which never get a gradient: norms, scales, scaling
+    and ratios are those of the half that lives.
+    """
 
     def run(communicator, dead):
         params = [
@@ -148,7 +156,9 @@ def test_coordinates_without_gradient_change_nothing_for_the_others(ranks, scale
 
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
 def test_tensors_without_momentum_or_without_gradient_stay_finite(scale):
-    """At the freeze tensor 0 has momentum, tensor 1 has none but a variance (beta1 = 0, and no gradient at step T_w), tensor 2 has neither."""
+    """At the freeze tensor 0 has momentum, tensor 1 has none but a variance (beta1 = 0, and no
+    gradient at step T_w), tensor 2 has neither.
+    """
     params = [torch.nn.Parameter(torch.ones(40)) for _ in range(3)]
     groups = [{"params": params[:1]}, {"params": params[1:], "betas": (0.0, 0.9)}]
     optimizer = onebit.OneBitLamb(groups, lr=1e-2, warmup=12, scale=scale, communicator=Single())
@@ -172,7 +182,9 @@ def test_tensors_without_momentum_or_without_gradient_stay_finite(scale):
 
 
 def test_masked_coordinates_take_no_part_in_scaling_even_if_they_have_momentum():
-    """beta2 = 0, so that v is the last gradient's square: 0 for half of tensor 1, whose momentum is still there."""
+    """beta2 = 0, so that v is the last gradient's square: 0 for half of tensor 1, whose
+    momentum is still there.
+    """
     params = [torch.nn.Parameter(torch.ones(40)) for _ in range(2)]
     optimizer = onebit.OneBitLamb(
         params, betas=(0.5, 0.0), warmup=12, scale="fused", communicator=Single()

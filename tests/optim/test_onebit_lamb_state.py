@@ -16,7 +16,10 @@ from onebit.optim.onebit_lamb import scaling_coefficients
 
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
 def test_a_new_warmup_keeps_what_the_errors_hold_and_the_average_coefficient(scale):
-    """m after = m before + (mean worker error + server error) / scaling; c_avg goes on; the next freeze makes scaling, v_fresh and r anew."""
+    """m after = m before + (mean worker error + server error) / scaling; c_avg goes on.
+
+    The next freeze makes scaling, v_fresh and r anew.
+    """
 
     def run(communicator):
         run = make(
@@ -65,7 +68,9 @@ def test_a_new_warmup_keeps_what_the_errors_hold_and_the_average_coefficient(sca
 
 
 def test_a_freeze_without_any_coefficient_raises_with_the_remedy():
-    """torch's AdamW at step 20, T_w = 15: there is nothing to multiply the learning rate by, and x would stand still."""
+    """torch's AdamW at step 20, T_w = 15: there is nothing to multiply the learning rate by,
+    and x would stand still.
+    """
     run = make(Single(), onebit.OneBitLamb, warmup=15)
     adamw = torch.optim.AdamW([torch.nn.Parameter(p.detach().clone()) for p in run.params])
     for _ in range(20):
@@ -123,7 +128,9 @@ def test_a_compressed_phase_is_taken_over_only_by_what_can_go_on_with_it():
 @pytest.mark.parametrize("size", [1, 4, *more(2)])
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
 def test_a_synchronized_checkpoint_of_lamb_serves_any_number_of_ranks(size, scale):
-    """The errors lie where their parameters are, whatever chunks they were served in, and all ranks go on alike."""
+    """The errors lie where their parameters are, whatever chunks they were served in, and all
+    ranks go on alike.
+    """
 
     def save(communicator):
         run = make(communicator, onebit.OneBitLamb, shapes=((70,), (9, 15)), warmup=12, scale=scale)

@@ -1,6 +1,6 @@
 """Buckets and overlap change no bit."""
 
-import time
+import threading
 
 import pytest
 import torch
@@ -60,7 +60,9 @@ def assert_same_history(ours, theirs):
 @pytest.mark.parametrize("compress", [True, False])
 @pytest.mark.parametrize("size", [3, *more(1, 2)])
 def test_overlap_gives_the_bits_of_the_same_buckets_without_it(kind, options, compress, size):
-    """Across the freeze, with a parameter that not every rank uses, a skipped step and a new warm-up; the same bytes and calls, too."""
+    """Across the freeze, with a parameter that not every rank uses, a skipped step and a new
+    warm-up; the same bytes and calls, too.
+    """
     options = {**options, "bucket_cap_mb": SMALL}
     without = run_threads(size, lambda c: train(c, kind, options, compress))
     overlapped = run_threads(size, lambda c: train(c, kind, {**options, "overlap": True}, compress))
@@ -80,7 +82,7 @@ def test_buckets_of_exact_groups_give_the_bits_of_one_bucket():
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_overlap_over_processes_equals_threads_bit_for_bit(backend):
     expected = run_threads(2, overlapped)
-    for ours, theirs in zip(BACKENDS[backend](2, overlapped, timeout=100), expected):
+    for ours, theirs in zip(BACKENDS[backend](2, overlapped), expected):
         assert_same_history(ours, theirs)
 
 
@@ -91,7 +93,7 @@ def overlapped(communicator):
 
 
 def test_the_users_own_collectives_may_come_between_backward_and_step():
-    assert all(BACKENDS["gloo"](2, with_collectives_of_ones_own, timeout=100))
+    assert all(BACKENDS["gloo"](2, with_collectives_of_ones_own))
 
 
 def with_collectives_of_ones_own(communicator):
@@ -107,7 +109,9 @@ def with_collectives_of_ones_own(communicator):
 
 
 def test_buckets_leave_during_backward_last_parameters_first():
-    """Seen from hooks on the gradients: when the first layer's gradient is made, the last buckets have left."""
+    """Seen from hooks on the gradients: when the first layer's gradient is made, the last
+    buckets have left.
+    """
     model, optimizer = make_net(Single(), warmup=2, bucket_cap_mb=SMALL, overlap=True)
     left = []
     model.layers[0].weight.register_hook(lambda g: left.append(len(optimizer._hooks._started)))
@@ -120,7 +124,8 @@ def test_buckets_leave_during_backward_last_parameters_first():
 
 
 def test_an_exchange_runs_while_backward_goes_on():
-    """Rank 1 is late with its first buckets; rank 0 has meanwhile finished backward, without waiting for it."""
+    """Rank 1 begins backward only after rank 0 has finished it, so rank 0 has not waited for it."""
+    finished = threading.Event()
 
     def run(communicator):
         model, optimizer = make_net(communicator, warmup=1, bucket_cap_mb=SMALL, overlap=True)
@@ -128,14 +133,12 @@ def test_an_exchange_runs_while_backward_goes_on():
         optimizer.step()
         optimizer.zero_grad()
         if communicator.rank == 1:
-            time.sleep(0.5)
-        begin = time.monotonic()
+            assert finished.wait(60)
         backward(model, 1, communicator.rank)
-        took = time.monotonic() - begin
+        finished.set()
         optimizer.step()
-        return took
 
-    assert run_threads(2, run)[0] < 0.4
+    run_threads(2, run)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -188,7 +191,10 @@ def test_buckets_hold_whole_parameters_up_to_their_cap_from_the_last_to_the_firs
 
 @pytest.mark.parametrize("frozen_at_first", [True, False])
 def test_layers_may_be_frozen_and_thawed_between_steps(frozen_at_first):
-    """The same bits as without overlap; a bucket that cannot begin during backward begins in step()."""
+    """The same bits as without overlap.
+
+    A bucket that cannot begin during backward begins in step().
+    """
 
     def run(communicator, overlap):
         model = Net()

@@ -1,4 +1,6 @@
-"""What the quantized and the lazy variance have in common: Adam where nothing is lost, and the family's habits."""
+"""What the quantized and the lazy variance have in common: Adam where nothing is lost, and the
+family's habits.
+"""
 
 import math
 from functools import partial
@@ -35,7 +37,9 @@ LOSSLESS = [
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 @pytest.mark.parametrize("kind, options", LOSSLESS)
 def test_without_loss_it_is_adam_on_the_mean_of_the_squared_gradients(ranks, kind, options):
-    """Identity sends everything, tau = 1 averages at every step: what is left of both is where the square is taken."""
+    """Identity sends everything, tau = 1 averages at every step: what is left of both is where
+    the square is taken.
+    """
     history = run_threads(ranks, lambda c: train(c, kind, options))
     for t, expected in enumerate(adam_on_mean_squares(ranks)):
         for own in history:
@@ -50,7 +54,7 @@ def test_without_loss_it_is_adam_on_the_mean_of_the_squared_gradients(ranks, kin
 def test_with_one_worker_and_without_loss_it_is_adam(kind, options):
     """The mean of one square is the square of the mean, and there is nobody to wait for."""
     history, adam = (
-        run_threads(1, lambda c: train(c, *which))[0]  # noqa: B023
+        run_threads(1, lambda c, which=which: train(c, *which))[0]
         for which in ((kind, options), (onebit.DistributedAdam, {}))
     )
     for ours, theirs in zip(history, adam, strict=True):

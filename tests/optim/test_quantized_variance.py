@@ -45,7 +45,10 @@ from onebit.layout import Layout
     ids=lambda options: " ".join(map(str, options.values())),
 )
 def test_adam_with_a_quantized_variance_equals_its_reference(ranks, options, large_eps):
-    """The lots of step t are those of round t - 1; the variance's come from stream 1, the momentum's from stream 0."""
+    """The lots of step t are those of round t - 1.
+
+    The variance's come from stream 1, the momentum's from stream 0.
+    """
     history = run_threads(ranks, lambda c: train(c, QuantizedVarianceAdam, options))
     told = {
         "bias_correction": options.get("bias_correction", True),
@@ -67,7 +70,9 @@ def test_adam_with_a_quantized_variance_equals_its_reference(ranks, options, lar
 
 
 def test_16_bits_follow_adam_and_4_bits_do_not():
-    """What Figure 12 shows: few bits round most of a tensor's variance to zero, and x moves by m / eps there."""
+    """What Figure 12 shows: few bits round most of a tensor's variance to zero, and x moves by
+    m / eps there.
+    """
 
     def distance(bits):
         options = {"compressor": Identity, "variance_compressor": QSGD[bits]}
@@ -83,7 +88,9 @@ def test_16_bits_follow_adam_and_4_bits_do_not():
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_a_step_with_a_quantized_variance_sends_one_and_n_bits(ranks, bits):
-    """16 bytes of agreement, then rows of 1/8 and n/8 bytes an element and a scale for each piece, there and back: 5 calls."""
+    """16 bytes of agreement, then rows of 1/8 and n/8 bytes an element and a scale for each
+    piece, there and back: 5 calls.
+    """
 
     def run(communicator):
         run = make(communicator, QuantizedVarianceAdam, ODD_SHAPES, variance_compressor=QSGD[bits])
@@ -99,7 +106,10 @@ def test_a_step_with_a_quantized_variance_sends_one_and_n_bits(ranks, bits):
 
 
 def test_the_lots_of_a_resumed_run_go_on():
-    """The second half of a run that was saved draws the second half's lots; with those of the first it would end elsewhere."""
+    """The second half of a run that was saved draws the second half's lots.
+
+    With those of the first it would end elsewhere.
+    """
 
     def run(communicator):
         straight = make(

@@ -50,7 +50,10 @@ def test_sgd_equals_its_reference(ranks, max_norm):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 def test_sgd_equals_torch_sgd_on_the_mean_gradient(dtype, max_norm):
-    """torch's SGD after DistributedDataParallel sees the mean gradient and clips its norm; the arithmetic is the same."""
+    """torch's SGD after DistributedDataParallel sees the mean gradient and clips its norm.
+
+    The arithmetic is the same.
+    """
     groups = [dict(group, dampening=0.0) for group in SGD_GROUPS]
     history = run_threads(
         3,
@@ -101,7 +104,10 @@ def test_every_rank_holds_the_same_bits_after_every_step_that_syncs(ranks, kind,
     ],
 )
 def test_bytes_of_a_step_are_those_of_its_exchanges(kind, options, calls, sent):
-    """Four chunks of 3264 elements, at most three scales in one; local SGD sends in every fourth step only."""
+    """Four chunks of 3264 elements, at most three scales in one.
+
+    Local SGD sends in every fourth step only.
+    """
 
     def run(communicator):
         run = make(communicator, kind, shapes=((300, 40), (777,)), **options)
@@ -137,7 +143,10 @@ def test_one_broken_gradient_makes_all_ranks_skip_a_step_that_syncs(kind, groups
 
 @pytest.mark.parametrize("kind, groups", ALL)
 def test_an_uncompressed_group_is_trained_by_plain_sgd_exactly(kind, groups):
-    """compress=False: averaged exactly at every step; nothing of the other groups leaks in. Bit for bit."""
+    """compress=False: averaged exactly at every step; nothing of the other groups leaks in.
+
+    Bit for bit.
+    """
 
     def run(communicator, kind, groups, flag):
         params = [torch.nn.Parameter(v) for v in start_values(torch.float32)]

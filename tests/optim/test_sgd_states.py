@@ -10,7 +10,9 @@ from onebit.comm import Single
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_loading_torch_sgd_starts_from_its_momentum(momentum):
-    """The next step is torch's; without momentum torch has no buffer, or None by that name, and ours starts from zero."""
+    """The next step is torch's; without momentum torch has no buffer, or None by that name, and
+    ours starts from zero.
+    """
     params = [torch.nn.Parameter(torch.ones(s)) for s in SMALL_SHAPES]
     sgd = torch.optim.SGD(params, lr=0.3, momentum=momentum)
     for p in params:

@@ -36,7 +36,7 @@ def sharded(communicator):
 
 
 def test_sharded_parameters_are_refused_with_the_reason():
-    for found in run_gloo(2, sharded, timeout=100):
+    for found in run_gloo(2, sharded):
         assert [
             name
             for name, text in found

@@ -57,7 +57,9 @@ def test_a_new_warmup_lets_late_coordinates_train():
 
 
 def test_weight_decay_holds_in_the_compressed_phase_and_on_masked_coordinates():
-    """Decoupled: x shrinks by (1 - lr wd) a step. 400 compressed steps with lr 1e-2, wd 0.1: (1 - 1e-3)^400 = 0.670."""
+    """Decoupled: x shrinks by (1 - lr wd) a step. 400 compressed steps with lr 1e-2, wd 0.1: (1
+    - 1e-3)^400 = 0.670.
+    """
 
     def run(communicator):
         p = torch.nn.Parameter(torch.ones(500))
@@ -81,7 +83,9 @@ def test_weight_decay_holds_in_the_compressed_phase_and_on_masked_coordinates():
 
 
 def test_a_tiny_variance_is_warned_of_and_a_floor_cures_it():
-    """A rare word's coordinate: one gradient early on, so that v is not zero at the freeze but next to nothing."""
+    """A rare word's coordinate: one gradient early on, so that v is not zero at the freeze but
+    next to nothing.
+    """
 
     def train(**options):
         p = torch.nn.Parameter(torch.zeros(64))

@@ -1,4 +1,6 @@
-"""Used as any optimizer of torch: closures, schedulers, torch.compile, groups with keys of the user's own."""
+"""Used as any optimizer of torch: closures, schedulers, torch.compile, groups with keys of the
+user's own.
+"""
 
 import copy
 
@@ -59,7 +61,10 @@ def test_groups_may_hold_keys_of_the_users_own():
 
 
 def compiled_and_plain(communicator, overlap, wrap):
-    """The same model, run by the same backend or as it is; the parameters and all state after each of 8 steps."""
+    """The same model, run by the same backend or as it is.
+
+    The parameters and all state after each of 8 steps.
+    """
     histories = []
     for compiled in (True, False):
         torch.compiler.reset()
@@ -100,8 +105,11 @@ def compiled_everywhere(communicator):
 
 
 def test_a_compiled_model_trains_bit_for_bit_like_the_plain_one():
-    """aot_eager traces the model and changes no arithmetic; with overlap, or within DistributedDataParallel."""
-    first, second = run_gloo(2, compiled_everywhere, timeout=100)
+    """aot_eager traces the model and changes no arithmetic.
+
+    With overlap, or within DistributedDataParallel.
+    """
+    first, second = run_gloo(2, compiled_everywhere)
     for ours, theirs in zip(first, second):
         assert ours[-1] == theirs[-1] == "compressed" and same(
             ours[:12], theirs[:12]

@@ -1,4 +1,7 @@
-"""When the variance is frozen: at a step, by its ratio, anew after restart_warmup; and what is warned of."""
+"""When the variance is frozen: at a step, by its ratio, anew after restart_warmup.
+
+And what is warned of.
+"""
 
 import warnings
 
@@ -37,7 +40,9 @@ def test_a_settled_variance_is_frozen_without_a_warning():
 
 
 def test_variance_ratio_freezes_at_the_first_step_that_the_rule_allows():
-    """Gradients grow until step 40, then stay: the rule, recomputed here from v itself, picks the same step on all ranks."""
+    """Gradients grow until step 40, then stay: the rule, recomputed here from v itself, picks
+    the same step on all ranks.
+    """
     policy = onebit.VarianceRatio(threshold=0.9, min_steps=15)
 
     def run(communicator):
@@ -62,7 +67,10 @@ def test_variance_ratio_freezes_at_the_first_step_that_the_rule_allows():
 
 
 def test_a_new_warmup_keeps_what_the_errors_hold():
-    """m after = m before + mean worker error + server error; errors are zero; then exact Adam; then compressed again."""
+    """m after = m before + mean worker error + server error; errors are zero; then exact Adam.
+
+    Then compressed again.
+    """
 
     def run(communicator):
         run = make(communicator, shapes=((70,), (129,)), warmup=5, dtype=torch.float64)
@@ -134,7 +142,9 @@ def test_changing_compress_in_a_new_warmup_keeps_the_bias_correction():
 
 
 def test_the_variance_ratio_looks_at_compressed_groups_only():
-    """A large settled group with compress=False does not hide that the other's variance still grows."""
+    """A large settled group with compress=False does not hide that the other's variance still
+    grows.
+    """
     params = [torch.nn.Parameter(torch.zeros(8)), torch.nn.Parameter(torch.zeros(1000))]
     optimizer = onebit.OneBitAdam(
         [{"params": params[:1]}, {"params": params[1:], "compress": False}],

@@ -137,7 +137,9 @@ def test_while_the_learning_rate_is_zero_momentum_and_variance_go_on_and_paramet
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 def test_syncing_every_step_without_compression_is_distributed_adam(ranks):
-    """T_v = T_u = every step, C[x] = x: u / lr is the mean momentum, and v takes in the mean gradient first."""
+    """T_v = T_u = every step, C[x] = x: u / lr is the mean momentum, and v takes in the mean
+    gradient first.
+    """
     history = run_threads(ranks, lambda c: train_zero_one(c, EVERY_STEP | {"compressor": Identity}))
     adam = reference.adam(
         joined(start_values()), gradients_of_all(ranks), ranks, **reference_options()
@@ -159,7 +161,9 @@ def test_after_a_sync_all_ranks_hold_the_same_bits_and_between_syncs_they_do_not
 
 
 def test_rounds_and_bits_equal_the_count_of_the_step_sets():
-    """Over a whole run: T_v sends an exact average, the rest of T_u one bit an element each way, any other step nothing at all."""
+    """Over a whole run: T_v sends an exact average, the rest of T_u one bit an element each
+    way, any other step nothing at all.
+    """
     steps, n, ranks = 120, 2**18, 4
     sets = {
         "variance_freeze_step": 30,
@@ -201,7 +205,9 @@ def test_the_variance_freeze_step_is_required_and_options_are_checked():
 
 
 def test_an_uncompressed_group_is_trained_by_plain_adam_exactly():
-    """compress=False: averaged at every step, so that its parameters are the same everywhere, and DistributedAdam's, bit for bit."""
+    """compress=False: averaged at every step, so that its parameters are the same everywhere,
+    and DistributedAdam's, bit for bit.
+    """
 
     def run(communicator, kind, options, flag):
         params = [torch.nn.Parameter(v) for v in start_values(torch.float32)]
@@ -224,7 +230,9 @@ def test_an_uncompressed_group_is_trained_by_plain_adam_exactly():
 
 
 def test_with_a_frozen_variance_and_a_sync_every_step_it_is_onebit_adam():
-    """u over its one learning rate is the momentum: m, errors and parameters are those of line 6 to 13."""
+    """u over its one learning rate is the momentum: m, errors and parameters are those of line
+    6 to 13.
+    """
     adam = make(
         Single(),
         onebit.DistributedAdam,

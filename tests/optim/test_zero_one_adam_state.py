@@ -1,4 +1,7 @@
-"""0/1 Adam between two syncs: checkpoints, restarts, learning rates and groups that change; nothing is lost."""
+"""0/1 Adam between two syncs: checkpoints, restarts, learning rates and groups that change.
+
+Nothing is lost.
+"""
 
 import io
 from functools import partial
@@ -99,7 +102,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_in_a_local_step_and_skips_
         return outcome, [p.detach() for p in own.params]
 
     for bad, expected in ((local, (False, False)), (sync, (True, True))):
-        (one, p), (other, q) = run_threads(2, lambda c: run(c, bad))  # noqa: B023
+        (one, p), (other, q) = run_threads(2, lambda c, bad=bad: run(c, bad))
         assert one == other == expected
         assert all(map(torch.equal, p, q)) and all(torch.isfinite(x).all() for x in p)
 

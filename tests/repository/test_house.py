@@ -1,4 +1,6 @@
-"""The house: packages named in one place agree with the others, dependencies point one way, every target has help."""
+"""The house: packages named in one place agree with the others, dependencies point one way, every
+target has help.
+"""
 
 import ast
 import re
@@ -163,7 +165,10 @@ def imports(path):
 
 
 def part(module):
-    """'onebit.optim.adam' -> 'optim'; a name that is no file of the package, such as onebit.OneBitAdam, -> '__init__'."""
+    """'onebit.optim.adam' -> 'optim'.
+
+    A name that is no file of the package, such as onebit.OneBitAdam, -> '__init__'.
+    """
     first = module.split(".")[1] if "." in module else ""
     return (
         first
@@ -242,7 +247,10 @@ def test_bare_import_needs_no_extra():
         "pandas",
         "scipy",
     )
-    script = f"import sys\nfor name in {blocked!r}: sys.modules[name] = None\nimport onebit\nprint(onebit.OneBitAdam.__name__)"
+    script = (
+        f"import sys\nfor name in {blocked!r}: sys.modules[name] = None\n"
+        "import onebit\nprint(onebit.OneBitAdam.__name__)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT / "src", capture_output=True, text=True
     )
