@@ -5,11 +5,12 @@ import pytest
 from helpers import synthetic
 
 from onebit.lab import plan
-from onebit.lab.config import composed
-from onebit.lab.report.artifact import load_artifact, names, overrides_of
+from onebit.lab.config import composed, plain
+from onebit.lab.report.artifact import load_artifact, names, overrides_of, sweep_overrides
 from onebit.lab.report.style import LOOKS
 from onebit.lab.reproduce import runs_of
 from onebit.lab.runs import load as results
+from onebit.lab.runs.metadata import ROOT
 from onebit.lab.training.run import run_from
 
 NAMES = [name for name in names() if name.startswith("sweep_")]
@@ -70,7 +71,10 @@ def test_the_floor_is_that_of_the_tick():
 
 
 def test_one_scale_for_all_is_1_bit_adam_but_for_the_scale():
-    """1-bit LAMB whose coefficients are all 1 is 1-bit Adam, see test_lamb.py; all other options are 1-bit Adam's."""
+    """1-bit LAMB whose coefficients are all 1 is 1-bit Adam, see test_lamb.py.
+
+    All other options are 1-bit Adam's.
+    """
     fused, plain = (
         dict(run_of(name).optimizer.keywords) for name in ("onebit_adam_fused", "onebit_adam")
     )
@@ -85,9 +89,14 @@ def test_one_scale_for_all_is_1_bit_adam_but_for_the_scale():
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Three seeds of each variant, the i-th 1 % further above Adam than the one before; a run of top-k diverged."""
+    """Three seeds of each variant, the i-th 1 % further above Adam than the one before.
+
+    A run of top-k diverged.
+    """
     root = tmp_path_factory.mktemp("results")
-    names = dict.fromkeys(optimizer for name in NAMES for optimizer in load_artifact(name).variants)
+    names = dict.fromkeys(
+        optimizer for name in NAMES for optimizer in load_artifact(name).variants
+    )
     for seed in (1, 2, 3):
         synthetic.write(root, "adam", seed, 4.0 * seed)
         for i, optimizer in enumerate(names):
@@ -173,3 +182,12 @@ def test_the_profile_smoke_trains_some_of_the_compressors_only():
         < set(module.optimizers)
         == {name for _, name in runs_of([module], "laptop")}
     )
+
+
+@pytest.mark.parametrize("method", sweep_overrides())
+def test_a_variant_is_configured_as_its_committed_runs_were(method):
+    options = ["experiment=figure_04", "profile=laptop", *overrides_of(method), "comm=gloo"]
+    asked = {"optimizer": method, "workers": 4, "config": plain(composed(options))}
+    committed = results.load_records(results.RESULTS, "figure_04", "laptop", (method,))
+    assert asked["config"]["method"] == method
+    assert committed and all(results.differing(record, asked) == [] for record in committed)
