@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.cases import more_of
 from helpers.lamb_runs import (
     BOUNDS,
     TENSORS,
@@ -181,7 +182,7 @@ def test_an_uncompressed_group_is_trained_by_plain_lamb_exactly():
 
 
 @pytest.mark.parametrize(
-    "dtype, bits", [(torch.float32, 32), (torch.bfloat16, 16), (torch.float16, 16)]
+    "dtype, bits", [(torch.float32, 32), (torch.bfloat16, 16), *more_of((torch.float16, 16))]
 )
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
 def test_a_runs_traffic_is_the_papers_share_of_lambs(dtype, bits, scale):
