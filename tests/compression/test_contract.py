@@ -91,7 +91,7 @@ def test_a_row_has_the_bytes_that_it_promises(compressor, dtype):
 @every_compressor
 @pytest.mark.parametrize("dtype", [torch.float32, *more(torch.float64)])
 def test_zero_stays_zero_and_twice_the_input_is_twice_the_output(compressor, dtype):
-    """With the same lots, since a power of two changes no rounding.
+    """With the same random draws, since a power of two changes no rounding.
 
     So the unit of the momentum does not matter.
     """

@@ -49,7 +49,7 @@ def test_codes_are_twos_complement_lowest_bits_first(bits):
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_rounding_by_lot_is_right_on_average_and_to_a_neighbour(norm, bits):
+def test_stochastic_rounding_is_right_on_average_and_to_a_neighbour(norm, bits):
     """The mean of N draws is within 5 standard errors of x, a draw's variance being at most
     (unit / 2)^2; no element moves by a whole unit.
     """

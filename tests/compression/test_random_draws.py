@@ -13,16 +13,16 @@ from onebit.kernels.torch_ops import Terms
 from onebit.layout import Layout
 
 
-def lots(communicator, seed=0, stream=0, rounds=0, count=2, drop=False):
+def draws(communicator, seed=0, stream=0, rounds=0, count=2, drop=False):
     """What this rank draws in `count` rounds as a worker and as a server."""
     drawn = []
 
     class Spy(Quantize):
-        def _by_lot(self, k, generator):
+        def compress(self, x, generator=None):
             drawn.append(
                 torch.rand(4, generator=torch.Generator().set_state(generator.get_state())).tolist()
             )
-            return super()._by_lot(k, generator)
+            return super().compress(x, generator)
 
     layout = Layout([(300,)], communicator.size)
     allreduce = onebit.allreduce.CompressedAllreduce(
@@ -46,7 +46,7 @@ def test_no_two_ranks_rounds_sides_streams_or_seeds_draw_the_same_lots():
     everyone = [
         drawn
         for options in ({}, {"seed": 1}, {"stream": 1})
-        for drawn, _ in onebit.comm.run_threads(3, lambda c, options=options: lots(c, **options))
+        for drawn, _ in onebit.comm.run_threads(3, lambda c, options=options: draws(c, **options))
     ]
     numbers = [tuple(draw) for drawn in everyone for draw in drawn]
     assert len(numbers) == 3 * 3 * 2 * 2 and len(set(numbers)) == len(numbers)
@@ -55,7 +55,7 @@ def test_no_two_ranks_rounds_sides_streams_or_seeds_draw_the_same_lots():
 def test_lots_are_a_function_of_the_round_that_was_committed():
     """Going on from round 1 draws what round 1 drew; a round that was dropped is drawn again."""
     straight, again, later, dropped = (
-        onebit.comm.run_threads(2, lambda c, options=options: lots(c, **options)[0])
+        onebit.comm.run_threads(2, lambda c, options=options: draws(c, **options)[0])
         for options in ({}, {}, {"rounds": 1, "count": 1}, {"drop": True})
     )
     for a, b, c, d in zip(straight, again, later, dropped):

@@ -47,7 +47,7 @@ def test_compressed_sgd_equals_its_reference(
             joined(start_values()),
             gradients_of_all(ranks),
             ranks,
-            segments=segments(ranks),
+            groups=segments(ranks),
             C=C,
             **sgd_reference_options(groups),
             max_norm=max_norm,

@@ -30,7 +30,7 @@ from onebit.compression import Identity, Quantize, TopK
 @pytest.mark.parametrize("ranks", [3, *more(1, 2, 4)])
 @every_compressor
 def test_onebit_adam_with_every_compressor_equals_its_reference(ranks, compressor):
-    """The lots of the first compressed step are those of round T_w."""
+    """The random draws of the first compressed step are those of round T_w."""
     history = onebit.comm.run_threads(
         ranks, lambda c: train(c, onebit.OneBitAdam, {"warmup": T_W, "compressor": compressor})
     )
@@ -40,7 +40,7 @@ def test_onebit_adam_with_every_compressor_equals_its_reference(ranks, compresso
             joined(start_values()),
             gradients_of_all(ranks),
             ranks,
-            segments=segments(ranks),
+            groups=segments(ranks),
             T_w=T_W,
             C=reference_of(compressor, ranks, T_W),
             **reference_options(),

@@ -54,7 +54,7 @@ def test_adam_with_a_lazy_variance_equals_its_reference(ranks, steps_with, optio
             joined(start_values()),
             gradients_at(ranks),
             ranks,
-            segments=segments(ranks),
+            groups=segments(ranks),
             tau=options.get("tau", 3),
             steps_with=steps_with,
             C=reference_of(options.get("compressor", Sign), ranks),

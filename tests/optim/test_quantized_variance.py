@@ -45,7 +45,7 @@ from onebit.layout import Layout
     ids=lambda options: " ".join(map(str, options.values())),
 )
 def test_adam_with_a_quantized_variance_equals_its_reference(ranks, options, large_eps):
-    """The lots of step t are those of round t - 1.
+    """The random draws of step t are those of round t - 1.
 
     The variance's come from stream 1, the momentum's from stream 0.
     """
@@ -60,7 +60,7 @@ def test_adam_with_a_quantized_variance_equals_its_reference(ranks, options, lar
             joined(start_values()),
             gradients_of_all(ranks),
             ranks,
-            segments=segments(ranks),
+            groups=segments(ranks),
             Q=reference_of(options.get("variance_compressor", QSGD[8]), ranks, stream=1),
             C=reference_of(options.get("compressor", Sign), ranks),
             **reference_options(),
@@ -106,7 +106,7 @@ def test_a_step_with_a_quantized_variance_sends_one_and_n_bits(ranks, bits):
 
 
 def test_the_lots_of_a_resumed_run_go_on():
-    """The second half of a run that was saved draws the second half's lots.
+    """The second half of a run that was saved makes the second half's random draws.
 
     With those of the first it would end elsewhere.
     """
