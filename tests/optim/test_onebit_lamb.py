@@ -12,7 +12,7 @@ from helpers.lamb_runs import (
     assert_all_equal_reference,
     assert_same_bits,
     histories,
-    more,
+    lamb_state,
 )
 from helpers.reference_runs import (
     GROUPS,
@@ -30,13 +30,14 @@ from helpers.reference_runs import (
     train,
 )
 from helpers.small_runs import make, step
-from optim.test_options import P
 
 import onebit
 from onebit import reference
 from onebit.comm import run_threads
 from onebit.compression import Identity
 from onebit.layout import Layout
+
+P = [torch.nn.Parameter(torch.zeros(3))]
 
 
 def fused_segments(ranks):
@@ -74,7 +75,7 @@ def test_onebit_lamb_equals_its_reference(
         "max_grad_norm": max_norm,
         "coefficient_bounds": BOUNDS,
     }
-    history = run_threads(ranks, lambda c: train(c, onebit.OneBitLamb, options, more=more))
+    history = run_threads(ranks, lambda c: train(c, onebit.OneBitLamb, options, more=lamb_state))
     assert len({*history[0][-1]["r"]}) > 2  # not all at the bounds
     assert_all_equal_reference(
         history,
@@ -110,7 +111,7 @@ def test_basic_onebit_lamb_equals_its_reference_and_freezes_the_coefficients(ran
         "coefficient_beta": 0.7,
         "ratio_threshold": 0.3,
     }
-    history = run_threads(ranks, lambda c: train(c, onebit.OneBitLamb, options, more=more))
+    history = run_threads(ranks, lambda c: train(c, onebit.OneBitLamb, options, more=lamb_state))
     assert_all_equal_reference(
         history,
         reference.one_bit_lamb(

@@ -211,6 +211,19 @@ def test_library_imports_only_torch_and_numpy_when_it_is_imported():
     assert wrong == []
 
 
+def test_no_test_file_imports_from_another_one():
+    """What several of them need lies in tests/helpers."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    names = {path.stem for path in files if path.stem.startswith("test_")}
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {found[0]}"
+        for path in files
+        if (found := re.findall(r"^(?:from|import) (?:\w+\.)*(test_\w+)", path.read_text(), re.M))
+        and found[0] in names
+    ]
+    assert wrong == []
+
+
 def test_lab_imports_only_what_its_extra_brings():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     brought = {
