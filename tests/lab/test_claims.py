@@ -7,8 +7,9 @@ from helpers import synthetic
 
 from onebit.lab.claims import CLAIMS
 from onebit.lab.claims import judge as judging
-from onebit.lab.claims.bert import final_loss, formula_reduction
+from onebit.lab.claims.bert import formula_reduction
 from onebit.lab.claims.judge import consistent, judge
+from onebit.lab.claims.statistics import final_loss
 from onebit.lab.runs.load import RESULTS, TUNING_SEED, differing, load
 from onebit.lab.runs.metadata import ROOT
 

@@ -9,7 +9,7 @@ from helpers.launch import run_gloo
 
 from onebit.comm import run_threads
 from onebit.lab.config import composed
-from onebit.lab.report import figure as figures
+from onebit.lab.report.artifact import load_artifact
 from onebit.lab.runs.load import load
 from onebit.lab.runs.recorder import COLUMNS, EVALUATION
 from onebit.lab.training.evaluate import mean_model
@@ -129,7 +129,7 @@ def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
     """Of the runs themselves, not made-up ones: rows and evaluations find each other, and the
     paper's curves stand beside them.
     """
-    module = figures.load_figure("figure_13")
+    module = load_artifact("figure_13")
     for optimizer in ("adam", "lazy_variance_3"):
         train_in_threads(
             options(
@@ -138,7 +138,7 @@ def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
         )
     rows = load(tmp_path, "figure_06", "smoke")
     assert rows.test_accuracy.count() == 2 * 4 and rows.loss.count() == 2 * 20
-    drawn = figures.save(module, "figure_13", "smoke", tmp_path)
+    drawn = module.save("smoke", tmp_path)
     assert drawn == tmp_path / "figures/figure_13_smoke.png" and drawn.exists()
 
 

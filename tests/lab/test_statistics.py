@@ -5,9 +5,9 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from onebit.lab.claims import judge as judging
 from onebit.lab.claims.bert import MARGIN
-from onebit.lab.claims.judge import Interval, mean_interval, prediction_interval, verdict
+from onebit.lab.claims.judge import verdict
+from onebit.lab.claims.statistics import FLOOR, Interval, mean_interval, prediction_interval
 
 
 def test_mean_interval_is_students():
@@ -22,7 +22,7 @@ def test_prediction_interval_is_students_and_never_narrower_than_the_floor():
     interval = prediction_interval(np.array([1.0, 2.0, 3.0]))
     assert interval.high - 2 == pytest.approx(4.302653 * (4 / 3) ** 0.5, rel=1e-6)
     same = prediction_interval(np.array([1.0, 1.0, 1.0]))
-    assert (same.low, same.high) == (1 - judging.FLOOR, 1 + judging.FLOOR)
+    assert (same.low, same.high) == (1 - FLOOR, 1 + FLOOR)
 
 
 def test_mean_interval_holds_the_mean_in_95_of_100_samples():

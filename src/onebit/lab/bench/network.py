@@ -1,7 +1,9 @@
-"""Slow networks on one machine: namespaces joined by a link of a given rate, or else an artificial delay.
+"""Slow networks on one machine: namespaces joined by a link of a given rate, or delays.
 
-with link(rate_mbit=1000) as ends:
-    ends.run(["python", "script.py"])       on both ends, with torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR, ...
+    with link(rate_mbit=1000) as ends:
+        ends.run(["python", "script.py"])
+
+runs the script on both ends with torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR and so on.
 """
 
 import os
@@ -22,9 +24,8 @@ from onebit.comm import Communicator
 ENDS = 2
 ADDRESS = "10.77.0.{}"
 PORT = 29577
-BURST = (
-    128 * 2**10
-)  # bytes that may pass at full speed; the kernel hands over packets of up to 64 KB
+# Bytes that may pass at full speed; the kernel hands over packets of up to 64 KB.
+BURST = 128 * 2**10
 POLL = 0.05  # seconds
 
 
@@ -32,9 +33,12 @@ def why_not() -> str | None:
     """Why there can be no link here, and the remedy; None if there can."""
     tools = [tool for tool in ("ip", "tc") if _path(tool) is None]
     if tools:
-        return f"a link needs {' and '.join(tools)}: install iproute2, or use --delay, an artificial delay"
+        return (
+            f"A link needs {' and '.join(tools)}: install iproute2, or use --delay, an artificial "
+            "delay."
+        )
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
-        return "network namespaces need root: run as root, or use --delay, an artificial delay"
+        return "Network namespaces need root: run as root, or use --delay, an artificial delay."
     return None
 
 
@@ -46,7 +50,10 @@ class Ends:
     interface: str
 
     def run(self, command: list[str], timeout: float | None = None) -> None:
-        """Run the command on both ends at once; RuntimeError as soon as one fails, or after `timeout` seconds, and then both are ended."""
+        """Run the command on both ends at once.
+
+        Raises RuntimeError as soon as one fails, or after `timeout` seconds; both are ended then.
+        """
         # gloo warns that an address of the link has no name: it need not
         environment = os.environ | {
             "WORLD_SIZE": str(ENDS),
@@ -76,7 +83,8 @@ def _wait(processes: list[subprocess.Popen], timeout: float | None) -> None:
     while None in (codes := [process.poll() for process in processes]) or any(codes):
         if any(codes):
             raise RuntimeError(
-                f"a rank on the link failed, see above; exit codes by rank (None: was still running): {codes}"
+                f"a rank on the link failed, see above; exit codes by rank (None: was still "
+                f"running): {codes}"
             )
         if timeout is not None and time.monotonic() - start > timeout:
             raise RuntimeError(f"the ranks on the link had not ended after {timeout} seconds")
@@ -85,9 +93,10 @@ def _wait(processes: list[subprocess.Popen], timeout: float | None) -> None:
 
 @contextmanager
 def link(rate_mbit: float) -> Iterator[Ends]:
-    """Two namespaces joined by a link that lets `rate_mbit` megabits a second pass each way. Always removed, whatever happens inside.
+    """Two namespaces joined by a link that lets `rate_mbit` megabits a second pass each way.
 
-    RuntimeError with the remedy if there can be none.
+    They are always removed, whatever happens inside. Raises RuntimeError with the remedy if the
+    machine does not allow a link.
     """
     reason = why_not()
     if reason:
@@ -114,14 +123,16 @@ def _make(ends: Ends, rate_mbit: float) -> None:
             f"ip -n {namespace} addr add {ADDRESS.format(i)}/24 dev {ends.interface}",
             f"ip -n {namespace} link set {ends.interface} up",
             f"ip -n {namespace} link set lo up",
-            f"tc -n {namespace} qdisc replace dev {ends.interface} root tbf rate {rate_mbit}mbit burst {BURST} latency 100ms",
+            f"tc -n {namespace} qdisc replace dev {ends.interface} root "
+            f"tbf rate {rate_mbit}mbit burst {BURST} latency 100ms",
         ]
     for command in commands:
         tool, *arguments = command.split()
         done = subprocess.run([_path(tool), *arguments], capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(
-                f"`{command}` failed: {done.stderr.strip()}. A container needs NET_ADMIN and SYS_ADMIN; or use --delay"
+                f"`{command}` failed: {done.stderr.strip()}. A container needs NET_ADMIN and "
+                "SYS_ADMIN; or use --delay"
             )
 
 
@@ -149,7 +160,10 @@ def _path(tool: str) -> str | None:
 
 
 class Delayed(Communicator):
-    """Another communicator's collectives, each of which takes at least as long as a link of `rate_mbit` would need for its bytes."""
+    """Another communicator's collectives, slowed down.
+
+    Each takes at least as long as a link of `rate_mbit` would need for its bytes.
+    """
 
     def __init__(self, inner: Communicator, rate_mbit: float):
         super().__init__(inner.rank, inner.size, inner.device, ordered=True)
@@ -175,9 +189,12 @@ class Delayed(Communicator):
 
 
 class Absent(Communicator):
-    """No network: rank 0 of `size` ranks, whose messages all equal its own and take no time. For what a step costs without its exchange.
+    """No network: rank 0 of `size` ranks, whose messages all equal its own and take no time.
 
-    calls_made: what was asked for, (name of the collective, shape of its bytes), until it is cleared.
+    It tells what a step costs without its exchange.
+
+    Attributes:
+        calls_made: the calls, (name of the collective, shape of its bytes), until it is cleared.
     """
 
     def __init__(self, size: int):
