@@ -253,7 +253,7 @@ def test_a_delayed_communicator_changes_the_time_only():
 
 def namespaces():
     listed = subprocess.run(
-        [network._path("ip"), "netns", "list"], capture_output=True, text=True
+        [network.tool_path("ip"), "netns", "list"], capture_output=True, text=True
     ).stdout
     return {line.split()[0] for line in listed.splitlines() if line}
 
@@ -271,7 +271,7 @@ def test_a_link_is_removed_even_if_its_use_fails():
 @needs_link
 def test_a_link_is_removed_when_its_process_is_told_to_end():
     before = namespaces()
-    script = "import time\nfrom onebit.lab import network\nwith network.link(100):\n    print('up', flush=True)\n    time.sleep(60)"
+    script = "import time\nfrom onebit.lab.bench import network\nwith network.link(100):\n    print('up', flush=True)\n    time.sleep(60)"
     process = subprocess.Popen(
         [sys.executable, "-c", script], cwd=ROOT / "src", stdout=subprocess.PIPE, text=True
     )
@@ -315,7 +315,7 @@ else:
 def test_a_link_lets_no_more_pass_than_its_rate(tmp_path):
     with network.link(100) as ends:
         ends.run([sys.executable, "-c", RECEIVE, str(tmp_path / "seconds")], timeout=60)
-    wire = 8 * (2_000_000 - network.BURST) / 100e6
+    wire = 8 * (2_000_000 - network.burst(100)) / 100e6
     assert float((tmp_path / "seconds").read_text()) >= wire
 
 
