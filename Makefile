@@ -23,7 +23,7 @@ there = $(basename $(notdir $(wildcard experiments/figure_*.py experiments/sweep
 draw = $(if $(filter $(1),$(there)),$(RUN) experiments/$(1).py --profile $(PROFILE),$(error there is no $(1): there are $(subst _,-,$(subst _0,-,$(there)))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks lint lock clean FORCE
+.PHONY: help setup test reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks docs lint lock clean FORCE
 
 help: ## List the targets
 	@sed -n 's/^\([a-z%-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | sed 's/%/N/' | awk -F '\t' '{ printf "  make %-22s %s\n", $$1, $$2 }'
@@ -92,6 +92,10 @@ measure-%: setup FORCE ## Measure N = kernel-speed, step-cost, overlap, linear-s
 
 notebooks: setup ## Run the notebooks on the committed results, into results/live/notebooks/*.html
 	$(RUN) -m nbconvert --log-level WARN --execute --to html --output-dir results/live/notebooks notebooks/*.ipynb
+
+docs: setup ## Build the documentation, with an API reference, into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@echo "The site is in site/: open site/index.html"
 
 lint: setup ## Check the style with ruff
 	$(RUN) -m ruff check
