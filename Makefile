@@ -23,7 +23,7 @@ there = $(basename $(notdir $(wildcard experiments/figure_*.py experiments/sweep
 draw = $(if $(filter $(1),$(there)),$(RUN) experiments/$(1).py --profile $(PROFILE),$(error there is no $(1): there are $(subst _,-,$(subst _0,-,$(there)))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks docs lint lock clean FORCE
+.PHONY: help setup test test-all reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks docs lint lock clean FORCE
 
 help: ## List the targets
 	@sed -n 's/^\([a-z%-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | sed 's/%/N/' | awk -F '\t' '{ printf "  make %-22s %s\n", $$1, $$2 }'
@@ -38,6 +38,9 @@ $(STAMP): requirements.lock pyproject.toml scripts/make_venv
 
 test: lint ## Check the style and the types, then run the tests
 	$(RUN) -m pytest $(ARGS)
+
+test-all: setup ## Run the cases that repeat at more sizes what make test has proved
+	$(RUN) -m pytest -m more $(ARGS)
 
 reproduce: setup ## The main job: one live seed of every optimizer, judged against the committed seeds, with figures and table (FRESH=1: anew)
 	$(RUN) -m onebit.lab.reproduce figure_04 figure_01 figure_02 --profile $(PROFILE) --live $(seeds) $(if $(FRESH),--fresh)
