@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from helpers.pages import README, ROOT, USING, Block, blocks
 
+pytestmark = pytest.mark.timeout(300)  # a busy machine takes minutes to start processes
+
 # What stands for the reader's own code in the blocks of a page.
 SETUP = """
 import os, tempfile
@@ -57,7 +59,7 @@ def run_blocks(folder: Path, launcher: list[str], setup: str, sections: list[lis
         [*launcher, str(ROOT / "tests" / "repository" / "run_blocks.py"), str(page)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         env=os.environ
         | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "FOLDER": str(folder)},
     )
