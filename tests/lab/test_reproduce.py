@@ -8,6 +8,7 @@ import pytest
 from helpers import synthetic
 
 from onebit.lab import reproduce
+from onebit.lab.report.artifact import Figure
 from onebit.lab.runs.load import SEEDS, TUNING_SEED, run_folder
 
 FIGURE_04 = ["adam", "onebit_adam", "onebit_adam_32bit", "naive_onebit_adam"]
@@ -39,8 +40,8 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(
         reproduce, "text_of", lambda config: {"corpus_sha256": "a"}
     )  # reading it takes seconds
-    train.draw = reproduce.save
-    monkeypatch.setattr(reproduce, "save", lambda module, name, *_: name)  # drawing takes seconds
+    train.draw = Figure.save
+    monkeypatch.setattr(Figure, "save", lambda figure, *_: figure.name)  # drawing takes seconds
     train.trained, train.root = trained, tmp_path
     return train
 
@@ -51,7 +52,7 @@ def run(monkeypatch, *arguments):
 
 
 def test_only_what_is_missing_is_trained_then_the_figure_is_drawn(lab, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "save", lab.draw)
+    monkeypatch.setattr(Figure, "save", lab.draw)
     synthetic.write_all(lab.root, seeds=(1, 2))
     run(monkeypatch, "figure_04", "--seeds", "1", "2", "3")
     assert lab.trained == [(optimizer, 3) for optimizer in FIGURE_04]
@@ -98,7 +99,7 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_named_at_the_end(lab, 
 
 
 def test_a_live_seed_is_none_of_the_committed_ones_and_is_judged(lab, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "save", lab.draw)
+    monkeypatch.setattr(Figure, "save", lab.draw)
     synthetic.write_all(lab.root)
     before = sorted(lab.root.joinpath("runs").rglob("*"))
     run(monkeypatch, "figure_04", "--live")
