@@ -1,6 +1,6 @@
 """1-bit Adam and its family for PyTorch: Adam's convergence at a thirtieth of the traffic."""
 
-from onebit import comm, compression, ddp
+from onebit import comm, compression, ddp, deepspeed
 from onebit.optim.adam import DistributedAdam
 from onebit.optim.double_squeeze import DoubleSqueeze
 from onebit.optim.ef_momentum_sgd import EFMomentumSGD
@@ -36,4 +36,5 @@ __all__ = [
     "comm",
     "compression",
     "ddp",
+    "deepspeed",
 ]
