@@ -4,7 +4,7 @@ A compressed step sends 31.7 times fewer bytes than Adam's, a whole run with its
 times fewer.
 """
 
-from onebit import comm, compression, ddp
+from onebit import comm, compression, ddp, deepspeed
 from onebit.optim.adam import DistributedAdam
 from onebit.optim.double_squeeze import DoubleSqueeze
 from onebit.optim.ef_momentum_sgd import EFMomentumSGD
@@ -40,4 +40,5 @@ __all__ = [
     "comm",
     "compression",
     "ddp",
+    "deepspeed",
 ]
