@@ -195,7 +195,7 @@ def zero_one_adam(
     u / (sqrt(v) + eta), so the average of u over the sum of learning rates gives both the common momentum and, from x_sync on, the common
     parameters. While the learning rate is 0 the momentum itself is averaged. A step of T_v takes the mean gradient for m as well, and needs
     no other message. T_v and T_u are sets of steps, see
-    `onebit.optim.intervals.step_sets`: v changes only where u = 0.
+    `onebit.optim.step_sets.step_sets`: v changes only where u = 0.
     Coordinates with v = 0 take no part. With bias correction, gamma stands for gamma / (1 - beta1^t), and v for v / (1 - beta2^k)
     after k updates.
     """
