@@ -23,7 +23,7 @@ there = $(basename $(notdir $(wildcard experiments/figure_*.py experiments/sweep
 draw = $(if $(filter $(1),$(there)),$(RUN) experiments/$(1).py --profile $(PROFILE),$(error there is no $(1): there are $(subst _,-,$(subst _0,-,$(there)))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks lint lock clean FORCE
+.PHONY: help setup test test-all reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks docs lint lock clean FORCE
 
 help: ## List the targets
 	@sed -n 's/^\([a-z%-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | sed 's/%/N/' | awk -F '\t' '{ printf "  make %-22s %s\n", $$1, $$2 }'
@@ -36,8 +36,11 @@ $(STAMP): requirements.lock pyproject.toml scripts/make_venv
 	@scripts/make_venv $(VENV)
 	@touch $@
 
-test: setup ## Run the tests
+test: lint ## Check the style and the types, then run the tests
 	$(RUN) -m pytest $(ARGS)
+
+test-all: setup ## Run the cases that repeat at more sizes what make test has proved
+	$(RUN) -m pytest -m more $(ARGS)
 
 reproduce: setup ## The main job: one live seed of every optimizer, judged against the committed seeds, with figures and table (FRESH=1: anew)
 	$(RUN) -m onebit.lab.reproduce figure_04 figure_01 figure_02 --profile $(PROFILE) --live $(seeds) $(if $(FRESH),--fresh)
@@ -93,12 +96,18 @@ measure-%: setup FORCE ## Measure N = kernel-speed, step-cost, overlap, linear-s
 notebooks: setup ## Run the notebooks on the committed results, into results/live/notebooks/*.html
 	$(RUN) -m nbconvert --log-level WARN --execute --to html --output-dir results/live/notebooks notebooks/*.ipynb
 
-lint: setup ## Check the style with ruff
+docs: setup ## Build the documentation, with an API reference, into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@echo "The site is in site/: open site/index.html"
+
+lint: setup ## Check style and format with ruff, and the types of the public API with mypy
 	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m mypy
 
 lock: ## Resolve requirements.lock anew after a change of pyproject.toml (needs uv)
-	uv pip compile --universal --python-version 3.11 --extra fast --extra lab --extra mpi --extra dev pyproject.toml -o requirements.lock
+	uv pip compile --universal --python-version 3.11 --extra fast --extra lab --extra mpi --extra dev --extra docs pyproject.toml -o requirements.lock
 
 clean: ## Remove .venv, caches and live runs; committed results stay
-	rm -rf $(VENV) build .pytest_cache .ruff_cache results/live outputs multirun wandb
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache results/live outputs multirun wandb
 	find src tests experiments -name __pycache__ -prune -exec rm -rf {} +

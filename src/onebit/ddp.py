@@ -89,7 +89,8 @@ def _check_ranks(group: dist.ProcessGroup, communicator: Communicator) -> None:
     if theirs != ours:
         raise ValueError(
             f"the model's process group has ranks {theirs}, the optimizer's communicator {ours}: "
-            "make the optimizer with communicator=onebit.comm.TorchDistributed(ddp_model.process_group)"
+            "make the optimizer with "
+            "communicator=onebit.comm.TorchDistributed(ddp_model.process_group)"
         )
 
 

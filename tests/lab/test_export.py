@@ -1,4 +1,6 @@
-"""What was pre-trained here can be exported and fine-tuned from, and is compared by claims T11 to T15 as Table 3 does."""
+"""What was pre-trained here can be exported and fine-tuned from, and is compared by claims T11 to
+T15 as Table 3 does.
+"""
 
 import json
 import os
@@ -106,8 +108,12 @@ def mean_of_ranks(run):
 
 # Whose ranks have different weights after step 7.
 DRIFTED = {
-    "adam": False, "onebit_adam": False, "zero_one_adam": True, "local_momentum_sgd": True, "lazy_variance_5": True,
-}  # fmt: skip
+    "adam": False,
+    "onebit_adam": False,
+    "zero_one_adam": True,
+    "local_momentum_sgd": True,
+    "lazy_variance_5": True,
+}
 
 
 @pytest.mark.parametrize("optimizer", DRIFTED)
@@ -290,7 +296,9 @@ def write(root, optimizer, seed, experiment, score, status="finished", changes=N
 
 
 def write_all(root, gaps, optimizer="onebit_adam", seeds=(1, 2, 3)):
-    """The reference scores 60 and a little more at each seed; gaps: what the other has more, by experiment."""
+    """The reference scores 60 and a little more at each seed; gaps: what the other has more, by
+    experiment.
+    """
     for experiment, gap in gaps.items():
         for seed in seeds:
             write(root, "lamb" if "lamb" in optimizer else "adam", seed, experiment, 60 + seed)

@@ -5,14 +5,14 @@ The model is built on torch's meta device, so that a configuration that cannot w
 
 import argparse
 import math
+import shlex
 from dataclasses import dataclass, replace
 
 import torch
 
-from onebit.lab.claims.bert import volume_share
+from onebit.lab.claims.statistics import volume_share
 from onebit.lab.config import composed
-from onebit.lab.report.figure import load_figure, target
-from onebit.lab.report.table import experiments
+from onebit.lab.report.artifact import Artifact, load_artifact, target
 from onebit.lab.runs.load import SEEDS
 from onebit.lab.training.run import Run, run_from
 
@@ -77,23 +77,19 @@ def launch(arguments: str, machine: Machine, profile: str) -> list[str]:
 
 def describe(name: str, profile: str, machine: Machine, workers: int | None = None) -> str:
     """The plan as text. workers: by default the machine's, but in the paper's profile no more than the batch has micro-batches."""
-    module = load_figure(name)
+    artifact = load_artifact(name)
     parts = (
-        describe_experiment(name, experiment, module.OPTIMIZERS, profile, machine, workers)
-        for experiment in experiments(module, profile)
+        describe_experiment(artifact, experiment, profile, machine, workers)
+        for experiment in artifact.experiments_at(profile)
     )
-    more = getattr(module, "PLAN", {})
+    more = artifact.plan_notes
     return "\n\n".join(parts) + (f"\n{more[profile]}" if profile in more else "")
 
 
 def describe_experiment(
-    name: str,
-    experiment: str,
-    optimizers: tuple[str, ...],
-    profile: str,
-    machine: Machine,
-    workers: int | None,
+    artifact: Artifact, experiment: str, profile: str, machine: Machine, workers: int | None
 ) -> str:
+    """The plan of one of the experiments that a figure, sweep or table trains."""
     arguments = [f"experiment={experiment}", f"profile={profile}"]
     if workers is None:
         config = composed(arguments)
@@ -104,8 +100,10 @@ def describe_experiment(
         )
     machine = replace(machine, workers=workers)
     runs = [
-        run_from(composed([*arguments, f"optimizer={optimizer}", f"workers={machine.workers}"]))
-        for optimizer in optimizers
+        run_from(
+            composed([*arguments, *artifact.overrides(optimizer), f"workers={machine.workers}"])
+        )
+        for optimizer in artifact.optimizers
     ]
     run = runs[0]
     size, trained = parameters(run)
@@ -114,7 +112,7 @@ def describe_experiment(
         phase.steps * run.task.flop(phase.length) for phase in run.phases.values()
     )
     lines = [
-        f"{name}, profile {profile}: experiment {experiment}, {', '.join(run.method for run in runs)}",
+        f"{artifact.name}, profile {profile}: experiment {experiment}, {', '.join(run.method for run in runs)}",
         f"model       {size:,} parameters{'' if trained == size else f', {trained:,} of them trained'} (built on the meta device)",
         f"data        {', '.join(sources(data_of(run.config['task'])))}",
     ]
@@ -141,14 +139,16 @@ def describe_experiment(
         lines.append(f"volume      {method}: {size_text(volume)} sent by a worker{exchange}")
     lines.append(
         f"launch      for each NAME of {', '.join(run.method for run in runs)}, with seed {', '.join(map(str, SEEDS))}; "
-        f"{'one of' if profile == 'paper' else 'or make reproduce-' + target(name)}"
+        f"{'one of' if profile == 'paper' else 'or make reproduce-' + target(artifact.name)}"
     )
-    lines += [
-        "  " + command
-        for command in launch(
-            " ".join([*arguments, "optimizer=NAME", f"seed={SEEDS[0]}"]), machine, profile
-        )
-    ]
+    overrides = {name: artifact.overrides(name) for name in artifact.optimizers}
+    by_name = all(found == [f"optimizer={name}"] for name, found in overrides.items())
+    chosen = "optimizer=NAME" if by_name else "OPTIONS"
+    options = " ".join([*arguments, chosen, f"seed={SEEDS[0]}"])
+    lines += ["  " + command for command in launch(options, machine, profile)]
+    if not by_name:
+        lines.append("where OPTIONS of each NAME are")
+        lines += [f"  {name:23} {shlex.join(found)}" for name, found in overrides.items()]
     return "\n".join(lines)
 
 

@@ -21,10 +21,9 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from onebit.lab.claims import CLAIMS, statistic_by_seed
-from onebit.lab.claims.judge import consistent, judge, show
+from onebit.lab.claims.judge import consistent, judge
 from onebit.lab.config import composed, plain
-from onebit.lab.report.figure import load_figure, target
-from onebit.lab.report.table import experiments, optimizers, save
+from onebit.lab.report.artifact import Artifact, load_artifact, overrides_of, target
 from onebit.lab.runs.load import (
     PROFILES,
     RESULTS,
@@ -41,15 +40,9 @@ from onebit.lab.training.run import run_from
 LIVE = RESULTS / "live"
 
 
-def runs_of(modules: list, profile: str) -> list[tuple[str, str]]:
+def runs_of(artifacts: list[Artifact], profile: str) -> list[tuple[str, str]]:
     """The (experiment, optimizer) pairs that the figures train, each once."""
-    pairs = (
-        (experiment, name)
-        for module in modules
-        for experiment in experiments(module, profile)
-        for name in optimizers(module, profile)
-    )
-    return list(dict.fromkeys(pairs))
+    return list(dict.fromkeys(pair for artifact in artifacts for pair in artifact.runs(profile)))
 
 
 def new_seed(experiment: str, profile: str) -> int:
@@ -89,7 +82,7 @@ def arguments(
     return [
         f"experiment={experiment}",
         f"profile={profile}",
-        f"optimizer={optimizer}",
+        *overrides_of(optimizer),
         "comm=gloo",
         f"workers={workers}",
         f"seed={seed}",
@@ -207,13 +200,13 @@ def verdicts(experiments: set[str], profile: str, live: bool) -> str:
             continue
         committed = load(RESULTS, claim.experiment, profile)
         judgement = judge(claim, committed)
-        ours = f"{show(judgement.interval, claim.style)}, n = {judgement.interval.n}"
+        ours = f"{claim.shown(judgement.interval)}, n = {judgement.interval.n}"
         line = [f"{claim.name} {claim.statement}", claim.paper(), ours, judgement.verdict]
         if live:
             rows = load(LIVE, claim.experiment, profile)
             value = statistic_by_seed(claim, rows)
             line += [
-                f"{value.mean():{claim.style}}; {claim.detail(rows)}" if len(value) else "no run",
+                f"{claim.shown(value.mean())}; {claim.detail(rows)}" if len(value) else "no run",
                 consistent(claim, committed, rows),
             ]
         lines.append(line)
@@ -250,7 +243,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="remove these runs first")
     options = parser.parse_args()
     try:
-        options.figures = {name: load_figure(name) for name in options.figures}
+        options.figures = {name: load_artifact(name) for name in options.figures}
     except ValueError as error:
         parser.exit(2, f"error: {error}\n")
     if TUNING_SEED in (options.seeds or ()):
@@ -297,9 +290,9 @@ def reproduce(options: argparse.Namespace) -> None:
         raise SystemExit(f"error: {error}\nNothing was trained.") from None
     discard(runs, options, root)
     failed = train_missing(runs, options, root)
-    for name, module in options.figures.items():
+    for name, artifact in options.figures.items():
         try:
-            print(save(module, name, options.profile, RESULTS, LIVE if options.live else None))
+            print(artifact.save(options.profile, RESULTS, LIVE if options.live else None))
         except (FileNotFoundError, ValueError) as error:
             print(f"{name} is not drawn: {error}")
     print()

@@ -177,8 +177,7 @@ class Bucket:
 
     def terms(self, z: torch.Tensor) -> Terms:
         """The flat vector z as what the allreduce takes, which may see one tensor in it."""
-        layout = self.allreduce.layout
-        return Terms(layout.views(z), [1.0] * len(layout.shapes))
+        return Terms(self.allreduce.layout.views(z))
 
     def tensor_sums(self, x: torch.Tensor, square: bool = False) -> torch.Tensor:
         """The sum of each tensor inside x [layout.size], or of its squares: float64 [tensors + 1].

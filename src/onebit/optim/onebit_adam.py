@@ -20,6 +20,7 @@ from onebit.optim.freeze import (
     small_variance,
     why_unsettled,
 )
+from onebit.optim.packed_update import packed_update
 from onebit.optim.run_state import Option, RunState
 from onebit.optim.traffic import Traffic
 from onebit.optim.validation import check_number
@@ -177,8 +178,12 @@ class OneBitAdam(DistributedAdam):
         bucket.pack_momentum(outcome)
         if not was_packed:
             self._show_state(bucket)
-        bucket.allreduce.compressor.adam_update(
-            bucket.trained(), bucket.variance, outcome, *self._update_factors(bucket)
+        packed_update(
+            bucket.allreduce.compressor,
+            bucket.trained(),
+            bucket.variance,
+            outcome,
+            *self._update_factors(bucket),
         )
 
     def _count_step(self) -> None:

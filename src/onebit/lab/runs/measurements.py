@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from onebit.lab.bench.timing import machine
 from onebit.lab.runs.load import RESULTS
+from onebit.lab.runs.machine import machine
 from onebit.lab.runs.metadata import commit
 
 

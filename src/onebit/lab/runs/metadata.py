@@ -1,12 +1,9 @@
 """What run.json says of a run, and whether a folder's run may be gone on with."""
 
 import json
-import os
-import platform
 import subprocess
 from pathlib import Path
 
-import torch
 from omegaconf import DictConfig
 
 from onebit.lab.config import plain
@@ -75,18 +72,6 @@ def commit() -> str:
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def environment() -> dict:
-    """The versions and the machine."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": f"{platform.system()} {platform.machine()}",
-        "cpus": os.cpu_count(),
-        "gpu": gpu,
-    }
 
 
 def check_folder(config: DictConfig) -> str | None:

@@ -8,7 +8,8 @@ import secrets
 import time
 from pathlib import Path
 
-from onebit.lab.runs.metadata import commit, environment, read_run
+from onebit.lab.runs.machine import machine
+from onebit.lab.runs.metadata import commit, read_run
 from onebit.lab.runs.state_log import QUANTITIES
 
 COLUMNS = (
@@ -66,7 +67,7 @@ class Recorder:
     def __init__(self, folder: Path, facts: dict, wandb: str):
         self.folder = folder
         self.wandb = wandb
-        self.facts = {**facts, "commit": commit(), "environment": environment()}
+        self.facts = {**facts, "commit": commit(), "environment": machine()}
         self.identity = {name: self.facts[name] for name in COLUMNS[:5]}
         columns = {"curve": COLUMNS, "evaluation": EVALUATION, "tensors": TENSORS}
         self.tables = {
