@@ -21,7 +21,8 @@ from onebit.lab.claims import CLAIMS, rows_of
 from onebit.lab.claims.finetune import METRICS, ON_GLUE, pretrained_rows
 from onebit.lab.claims.judge import judge
 from onebit.lab.config import composed
-from onebit.lab.runs.metadata import PLACES, read_run, without
+from onebit.lab.runs.compare import PLACES, without
+from onebit.lab.runs.metadata import read_run
 from onebit.lab.tasks.corpus import split_segments
 from onebit.lab.tasks.tokenizer import SPECIAL
 from onebit.lab.training.evaluate import mean_model

@@ -17,7 +17,8 @@ from onebit.lab.claims.judge import (
     prediction_interval,
     verdict,
 )
-from onebit.lab.runs.load import RESULTS, TUNING_SEED, differing, load
+from onebit.lab.runs.compare import differing
+from onebit.lab.runs.load import RESULTS, TUNING_SEED, load
 from onebit.lab.runs.metadata import ROOT
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}

@@ -33,7 +33,7 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def options(cache, tmp_path):
     """Options of a run of 20 steps, evaluated after 6, 12, 18 and 20, into tmp_path / name."""
-    return lambda name, *more: ["profile=smoke", "experiment=figure_06", "task.model.width=4", "scale.steps=490", "evaluate_every=6",
+    return lambda name, *more: ["profile=smoke", "experiment=figure_06", "task.model.width=4", "scale.steps_divisor=490", "evaluate_every=6",
                                 "progress=false", "checkpoint_every=5", f"cache={cache}", f"output={tmp_path / name}", *more]  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def test_a_run_learns_what_it_is_evaluated_by(options, tmp_path):
             "run",
             "workers=1",
             "optimizer=momentum_sgd",
-            "scale.steps=100",
+            "scale.steps_divisor=100",
             "task.model.width=8",
             "evaluate_every=98",
         )

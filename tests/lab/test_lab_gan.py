@@ -38,7 +38,7 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def options(cache, tmp_path):
     """Options of a run of 12 steps, T_w = 2, evaluated after 6 and 12, into tmp_path / name."""
-    return lambda name, *more: ["profile=smoke", "experiment=figure_08", "scale.steps=666", "evaluate_every=6", "batch=12", "task.train.count=100",
+    return lambda name, *more: ["profile=smoke", "experiment=figure_08", "scale.steps_divisor=666", "evaluate_every=6", "batch=12", "task.train.count=100",
                                 "task.test.count=64", "progress=false", "checkpoint_every=5", f"cache={cache}", f"output={tmp_path / name}",
                                 *more]  # fmt: skip
 

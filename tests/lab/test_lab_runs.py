@@ -16,7 +16,7 @@ from helpers import launch
 from hydra.errors import InstantiationException
 
 from onebit.lab.config import composed
-from onebit.lab.runs.metadata import check_folder
+from onebit.lab.runs.compare import check_folder
 from onebit.lab.runs.recorder import COLUMNS
 from onebit.lab.training.loop import train
 from onebit.lab.training.precision import LossScale
@@ -135,7 +135,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(options, tmp_path
 
 def test_a_killed_run_leaves_no_process_and_a_checkpoint(options, tmp_path):
     """kill -9 of the parent: its workers end by themselves."""
-    command = train_command(options("killed", "comm=gloo", "workers=2", "scale.steps=400"))
+    command = train_command(options("killed", "comm=gloo", "workers=2", "scale.steps_divisor=400"))
     process = subprocess.Popen(
         command, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -177,16 +177,16 @@ def test_another_number_of_workers_cannot_resume(options):
 
 
 def test_resume_with_nothing_to_resume_starts_and_says_so(options, capsys):
-    run_threads(options("run", "workers=1", "resume=true", "scale.steps=15000"))
+    run_threads(options("run", "workers=1", "resume=true", "scale.steps_divisor=15000"))
     assert "from the start" in capsys.readouterr().err
 
 
 def test_a_run_is_neither_lost_nor_continued_as_another(options):
-    run_threads(options("run", "workers=1", "scale.steps=15000"))
+    run_threads(options("run", "workers=1", "scale.steps_divisor=15000"))
 
     def check(*more):
         return check_folder(
-            composed([*options("run", "comm=threads", "workers=1", "scale.steps=15000"), *more])
+            composed([*options("run", "comm=threads", "workers=1", "scale.steps_divisor=15000"), *more])
         )
 
     with pytest.raises(ValueError, match="overwrite=true"):
@@ -203,15 +203,15 @@ def test_methods_of_one_seed_see_the_same_weights_and_data(options, tmp_path):
     """Their first losses are equal; another seed's is not."""
     names = ["adam", "onebit_adam", "onebit_adam_32bit", "naive_onebit_adam"]
     for name in names:
-        run_threads(options(name, "workers=2", "scale.steps=15000", f"optimizer={name}"))
-    run_threads(options("other", "workers=2", "scale.steps=15000", "seed=2"))
+        run_threads(options(name, "workers=2", "scale.steps_divisor=15000", f"optimizer={name}"))
+    run_threads(options("other", "workers=2", "scale.steps_divisor=15000", "seed=2"))
     first = {name: rows(tmp_path / name)[0]["loss"] for name in [*names, "other"]}
     assert len({first[name] for name in names}) == 1
     assert first["other"] != first["adam"]
 
 
 def test_an_optimizer_without_a_variance_leaves_its_columns_empty(options, tmp_path):
-    run_threads(options("run", "workers=2", "scale.steps=15000", "optimizer=local_momentum_sgd"))
+    run_threads(options("run", "workers=2", "scale.steps_divisor=15000", "optimizer=local_momentum_sgd"))
     assert {
         row[name]
         for row in rows(tmp_path / "run")
@@ -239,7 +239,7 @@ def test_a_run_is_recorded_as_promised(options, tmp_path):
     )
     assert facts["config"]["phases"]["seq512"]["length"] == 64
     assert len(facts["corpus_sha256"]) == 64
-    assert {"python", "torch", "machine"} <= facts["environment"].keys()
+    assert {"python", "torch", "cpu"} <= facts["environment"].keys()
 
 
 def test_run_json_does_not_name_the_folders_of_a_machine(options, tmp_path):
@@ -265,7 +265,7 @@ def test_accumulation_sees_the_same_examples(options, tmp_path):
     for name, micro in (("whole", 6), ("parts", 2)):
         run = run_threads(
             options(
-                name, "workers=2", f"micro_batch={micro}", "scale.steps=15000", "optimizer=adam"
+                name, "workers=2", f"micro_batch={micro}", "scale.steps_divisor=15000", "optimizer=adam"
             )
         )
         assert run.micro_batches(run.phases["seq128"], 2) == (6 // micro, micro)
@@ -286,7 +286,7 @@ def test_a_folder_belongs_to_one_run_at_a_time(options, tmp_path):
 def test_checkpoints_leave_other_files_alone(options, tmp_path):
     mine = tmp_path / "run" / "checkpoints" / "mine"
     mine.mkdir(parents=True)
-    run_threads(options("run", "workers=1", "scale.steps=15000"))
+    run_threads(options("run", "workers=1", "scale.steps_divisor=15000"))
     assert mine.exists()
 
 
@@ -335,7 +335,7 @@ def test_the_loss_scale_halves_after_an_overflow_and_doubles_after_patience():
 
 
 def test_offline_wandb_writes_files(options, tmp_path):
-    run_threads(options("run", "workers=1", "scale.steps=15000", "wandb=offline"))
+    run_threads(options("run", "workers=1", "scale.steps_divisor=15000", "wandb=offline"))
     files = list((tmp_path / "run/wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 1
     deadline = (

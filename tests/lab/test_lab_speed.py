@@ -28,11 +28,10 @@ from onebit.lab.bench.timing import (
     InStep,
     Timings,
     alternate,
-    machine,
 )
 from onebit.lab.report.figure import load_figure
 from onebit.lab.runs.load import RESULTS
-from onebit.lab.runs.metadata import ROOT
+from onebit.lab.runs.metadata import ROOT, machine
 
 EXPERIMENTS = ("kernel_speed", "step_cost", "overlap")
 needs_link = pytest.mark.usefixtures("link_or_skip")

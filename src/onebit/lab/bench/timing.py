@@ -7,12 +7,10 @@ in which other processes took the CPU are dropped and repeated.
 import gc
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -197,34 +195,3 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def machine() -> dict:
-    """The machine and the versions, for whoever reads the times."""
-    return {
-        "cpu": _first("/proc/cpuinfo", "model name") or platform.processor(),
-        "cpu_family": _first("/proc/cpuinfo", "cpu family"),
-        "cpu_model": _first("/proc/cpuinfo", "model"),
-        "cores": os.cpu_count(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "kernel": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numba": _version("numba"),
-    }
-
-
-def _first(path: str, name: str) -> str | None:
-    """The value of the first line 'name : value' of a file of /proc; None if there is none."""
-    lines = Path(path).read_text().splitlines() if Path(path).exists() else []
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == name),
-        None,
-    )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -23,6 +23,7 @@ from matplotlib.ticker import LogLocator
 
 from onebit.lab.report.captions import caption
 from onebit.lab.report.style import LOOKS, PAPER_NAMES, POINTS, look
+from onebit.lab.runs.compare import require_alike
 from onebit.lab.runs.load import (
     PROFILES,
     RESULTS,
@@ -30,7 +31,6 @@ from onebit.lab.runs.load import (
     load_rows,
     paper_curve,
     paper_curves,
-    require_alike,
 )
 from onebit.lab.runs.metadata import ROOT
 

@@ -14,7 +14,8 @@ from onebit.lab.claims.judge import table as markdown
 from onebit.lab.report import figure as figures
 from onebit.lab.report.captions import describe
 from onebit.lab.report.style import LOOKS
-from onebit.lab.runs.load import load_records, load_rows, require_alike
+from onebit.lab.runs.compare import require_alike
+from onebit.lab.runs.load import load_records, load_rows
 
 PARTS = ("", " low", " high", " n", " diverged")  # the columns that an optimizer has
 
