@@ -135,7 +135,7 @@ def outcome(case, kernels, device):
     )
     variance = torch.rand(layout.size, generator=generator, dtype=case.dtype).to(device)
     parameters = tensors(case, generator, device, absent=False)
-    weights, betas, decays, steps, epss = (
+    weights, betas, decays, steps, epsilons = (
         [(0.1, 0.7, 1 / 3, 1.0)[(i + j) % 4] for i in range(count)] for j in range(5)
     )
     momentum, found = None, {}
@@ -163,13 +163,23 @@ def outcome(case, kernels, device):
             means.append(mean)
         momentum = torch.cat(means)
         updated = [None if i == 2 else x for i, x in enumerate(parameters)]
-        kernels.update(worker, updated, variance, momentum, decays, steps, epss)
+        kernels.update(worker, updated, variance, momentum, decays, steps, epsilons)
         keep(f"update, step {step}", *parameters)
     gradient, momentum = (
         torch.randn(layout.size, generator=generator, dtype=case.dtype).to(device) for _ in range(2)
     )
     kernels.adam(
-        worker, updated, gradient, momentum, variance, betas, decays, steps, decays, epss, weights
+        worker,
+        updated,
+        gradient,
+        momentum,
+        variance,
+        betas,
+        decays,
+        steps,
+        decays,
+        epsilons,
+        weights,
     )
     keep("adam", *parameters, *(x[layout.real] for x in (momentum, variance)))
     return found

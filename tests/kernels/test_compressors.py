@@ -39,10 +39,10 @@ SHAPES = [
 BITS = (2, 4, 8, 16)
 OPTIONS = {
     "Quantize": [
-        {"bits": bits, "norm": norm, "stochastic": lots}
+        {"bits": bits, "norm": norm, "stochastic": stochastic}
         for bits in BITS
         for norm in ("max", "l2")
-        for lots in (False, True)
+        for stochastic in (False, True)
     ],
     "TopK": [{"density": density} for density in (0.001, 0.05, 0.5, 1.0)],
 }
@@ -179,7 +179,7 @@ def test_bytes_by_hand(ranks):
 @every_compressor
 @both_dtypes
 def test_zero_stays_zero_and_twice_the_input_is_twice_the_output(compressor, dtype):
-    """With the same lots, since a power of two changes no rounding; so the unit of the momentum does not matter."""
+    """With the same random draws, since a power of two changes no rounding; so the unit of the momentum does not matter."""
     layout = Layout(SHAPES, 2)
     made = compressor(layout.worker_partition(), dtype)
     zero, *others = vectors(layout, dtype, layout.real)
@@ -280,12 +280,12 @@ def test_every_piece_of_a_tensor_sends_its_largest():
     assert made.decompress(made.compress(x)).nonzero().flatten().tolist() == [63, 127]
 
 
-# ---- lots
+# ---- random draws
 
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_rounding_by_lot_is_right_on_average_and_to_a_neighbour(norm, bits):
+def test_stochastic_rounding_is_right_on_average_and_to_a_neighbour(norm, bits):
     """The mean of N draws is within 5 standard errors of x, a draw's variance being at most (unit / 2)^2; no element moves by a whole unit."""
     layout = Layout([(200,)], 1)
     made = Quantize(layout.worker_partition(), torch.float64, bits=bits, norm=norm, stochastic=True)
@@ -297,16 +297,16 @@ def test_rounding_by_lot_is_right_on_average_and_to_a_neighbour(norm, bits):
     assert (draws.mean(0) - x)[:200].std() > 0
 
 
-def lots(communicator, seed=0, stream=0, rounds=0, count=2, drop=False):
+def draws(communicator, seed=0, stream=0, rounds=0, count=2, drop=False):
     """What this rank draws in `count` rounds as a worker and as a server."""
     drawn = []
 
     class Spy(Quantize):
-        def _by_lot(self, k, generator):
+        def compress(self, x, generator=None):
             drawn.append(
                 torch.rand(4, generator=torch.Generator().set_state(generator.get_state())).tolist()
             )
-            return super()._by_lot(k, generator)
+            return super().compress(x, generator)
 
     layout = Layout([(300,)], communicator.size)
     allreduce = onebit.allreduce.CompressedAllreduce(
@@ -325,21 +325,21 @@ def lots(communicator, seed=0, stream=0, rounds=0, count=2, drop=False):
     return drawn, gathered
 
 
-def test_no_two_ranks_rounds_sides_streams_or_seeds_draw_the_same_lots():
+def test_no_two_ranks_rounds_sides_streams_or_seeds_draw_the_same_numbers():
     """Else their errors would not average out."""
     everyone = [
         drawn
         for options in ({}, {"seed": 1}, {"stream": 1})
-        for drawn, _ in onebit.comm.run_threads(3, lambda c: lots(c, **options))
+        for drawn, _ in onebit.comm.run_threads(3, lambda c: draws(c, **options))
     ]  # noqa: B023
     numbers = [tuple(draw) for drawn in everyone for draw in drawn]
     assert len(numbers) == 3 * 3 * 2 * 2 and len(set(numbers)) == len(numbers)
 
 
-def test_lots_are_a_function_of_the_round_that_was_committed():
+def test_random_draws_are_a_function_of_the_round_that_was_committed():
     """Going on from round 1 draws what round 1 drew; a round that was dropped is drawn again."""
     straight, again, later, dropped = (
-        onebit.comm.run_threads(2, lambda c: lots(c, **options)[0])  # noqa: B023
+        onebit.comm.run_threads(2, lambda c: draws(c, **options)[0])  # noqa: B023
         for options in ({}, {}, {"rounds": 1, "count": 1}, {"drop": True})
     )
     for a, b, c, d in zip(straight, again, later, dropped):
@@ -434,7 +434,7 @@ def reference_of(compressor, ranks, rounds=0, stream=0):
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 @every_compressor
 def test_onebit_adam_with_every_compressor_equals_its_reference(ranks, compressor):
-    """The lots of the first compressed step are those of round T_w."""
+    """The random draws of the first compressed step are those of round T_w."""
     history = onebit.comm.run_threads(
         ranks, lambda c: train(c, onebit.OneBitAdam, {"warmup": T_W, "compressor": compressor})
     )
@@ -444,7 +444,7 @@ def test_onebit_adam_with_every_compressor_equals_its_reference(ranks, compresso
             joined(start_values()),
             gradients_of_all(ranks),
             ranks,
-            segments=segments(ranks),
+            groups=segments(ranks),
             T_w=T_W,
             C=reference_of(compressor, ranks, T_W),
             **reference_options(),

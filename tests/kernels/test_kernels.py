@@ -108,9 +108,9 @@ class Worker:
         answer, server_scales = kernels.average(
             self.chunk, received, server_vector, server_scales, server_vector
         )
-        decays, epss = [1 - 1e-3 * x for x in self.numbers], [1e-8] * len(self.numbers)
+        decays, epsilons = [1 - 1e-3 * x for x in self.numbers], [1e-8] * len(self.numbers)
         kernels.update(
-            self.partition, self.parameters, self.variance, payload, decays, self.numbers, epss
+            self.partition, self.parameters, self.variance, payload, decays, self.numbers, epsilons
         )
         self.worker, self.server, self.momentum = (
             (vector, scales),

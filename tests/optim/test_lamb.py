@@ -142,7 +142,7 @@ def test_onebit_lamb_equals_its_reference(
             joined(start_values()),
             gradients_of_all(ranks),
             ranks,
-            segments=segments(ranks) if scale == "tensor" else fused_segments(ranks),
+            groups=segments(ranks) if scale == "tensor" else fused_segments(ranks),
             tensors=TENSORS,
             T_w=T_W,
             fused=scale == "fused",
@@ -174,7 +174,7 @@ def test_basic_onebit_lamb_equals_its_reference_and_freezes_the_coefficients(ran
             joined(start_values()),
             gradients_of_all(ranks),
             ranks,
-            segments=fused_segments(ranks),
+            groups=fused_segments(ranks),
             tensors=TENSORS,
             T_w=T_W,
             beta3=0.7,
@@ -758,7 +758,7 @@ def test_ranks_with_different_options_of_lamb_all_raise(options):
 
 
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
-def test_a_resumed_run_draws_the_lots_of_a_stochastic_compressor_that_it_would_have_drawn(scale):
+def test_a_resumed_run_makes_the_random_draws_of_a_stochastic_compressor_that_it_would_have_drawn(scale):
     options = {
         "kind": onebit.OneBitLamb,
         "warmup": 8,

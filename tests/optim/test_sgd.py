@@ -147,7 +147,7 @@ def test_compressed_sgd_equals_its_reference(
             joined(start_values()),
             gradients_of_all(ranks),
             ranks,
-            segments=segments(ranks),
+            groups=segments(ranks),
             C=C,
             **reference_options(groups),
             max_norm=max_norm,

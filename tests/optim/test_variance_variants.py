@@ -83,7 +83,7 @@ def assert_equals(history, generator):
     ids=lambda options: " ".join(map(str, options.values())),
 )
 def test_adam_with_a_quantized_variance_equals_its_reference(ranks, options, large_eps):
-    """The lots of step t are those of round t - 1; the variance's come from stream 1, the momentum's from stream 0."""
+    """The random draws of step t are those of round t - 1; the variance's come from stream 1, the momentum's from stream 0."""
     history = run_threads(ranks, lambda c: train(c, QuantizedVarianceAdam, options))
     told = {
         "bias_correction": options.get("bias_correction", True),
@@ -95,7 +95,7 @@ def test_adam_with_a_quantized_variance_equals_its_reference(ranks, options, lar
             joined(start_values()),
             gradients_of_all(ranks),
             ranks,
-            segments=segments(ranks),
+            groups=segments(ranks),
             Q=reference_of(options.get("variance_compressor", QSGD[8]), ranks, stream=1),
             C=reference_of(options.get("compressor", Sign), ranks),
             **reference_options(),
@@ -132,7 +132,7 @@ def test_adam_with_a_lazy_variance_equals_its_reference(ranks, steps_with, optio
             joined(start_values()),
             gradients_at(ranks),
             ranks,
-            segments=segments(ranks),
+            groups=segments(ranks),
             tau=options.get("tau", 3),
             steps_with=steps_with,
             C=reference_of(options.get("compressor", Sign), ranks),
@@ -541,8 +541,8 @@ def test_ranks_with_other_options_raise_at_the_first_step(kind, theirs):
     assert run_threads(2, run) == [True, True]
 
 
-def test_the_lots_of_a_resumed_run_go_on():
-    """The second half of a run that was saved draws the second half's lots; with those of the first it would end elsewhere."""
+def test_the_random_draws_of_a_resumed_run_go_on():
+    """The second half of a run that was saved makes the second half's random draws; with those of the first it would end elsewhere."""
 
     def run(communicator):
         straight = make(

@@ -84,9 +84,9 @@ def average(partition, received, compensated, scales, out):
     )
 
 
-def update(partition, parameters, variance, momentum, decays, steps, epss):
+def update(partition, parameters, variance, momentum, decays, steps, epsilons):
     """See `torch_ops.update`."""
-    table, tensors = _table(parameters, variance.dtype, variance.device, decays, steps, epss)
+    table, tensors = _table(parameters, variance.dtype, variance.device, decays, steps, epsilons)
     _launch(
         "update",
         variance.dtype,
@@ -100,14 +100,24 @@ def update(partition, parameters, variance, momentum, decays, steps, epss):
 
 
 def adam(
-    partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots
+    partition,
+    parameters,
+    gradient,
+    momentum,
+    variance,
+    beta1s,
+    beta2s,
+    decays,
+    steps,
+    epsilons,
+    roots,
 ):
     """See `torch_ops.adam`."""
     blocks, rests = (
         len(partition.blocks),
         [[1 - beta for beta in betas] for betas in (beta1s, beta2s)],
     )
-    numbers = beta1s, rests[0], beta2s, rests[1], decays, steps, epss, roots
+    numbers = beta1s, rests[0], beta2s, rests[1], decays, steps, epsilons, roots
     table, tensors = _table(parameters, variance.dtype, variance.device, *numbers)
     _launch(
         "adam",

@@ -87,10 +87,10 @@ class DistributedAdam(SteppingOptimizer):
         z, momentum = part.flat_gradient(), part.momentum
         for group, span in part.spans:
             z[span].mul_((1 - group["betas"][0]) * factor).add_(momentum[span] * group["betas"][0])
-        return Terms(part.layout.views(z), [1.0] * len(part.params))
+        return Terms(part.layout.views(z))
 
     def _numbers(self, part):
-        """(decays, steps, epss) of line 13 for each parameter: 1 - lr weight_decay, lr / c1 and eps."""
+        """(decays, steps, epsilons) of line 13 for each parameter: 1 - lr weight_decay, lr / c1 and eps."""
         return (
             part.per_tensor(lambda group: 1 - float(group["lr"]) * group["weight_decay"]),
             part.per_tensor(lambda group: float(group["lr"]) / self._corrections(part, group)[0]),

@@ -45,9 +45,9 @@ class CompressedMomentumAdam(CompressedSteps, DistributedAdam):
 
     def _move(self, part, gathered, variance):
         """m is what was gathered; x <- decay x - (lr / c1) m / (sqrt(variance) + eps)."""
-        decays, steps, epss = self._numbers(part)
+        decays, steps, epsilons = self._numbers(part)
         moves = part.allreduce.decode(gathered)
         part.momentum.copy_(moves)
         for view, step in zip(part.layout.views(moves), steps):
             view *= step
-        apply_moves(part.partition, part.trained(), variance, moves, decays, epss)
+        apply_moves(part.partition, part.trained(), variance, moves, decays, epsilons)

@@ -57,7 +57,7 @@ class DoubleSqueeze(CompressedSteps, SteppingOptimizer):
 
     def _terms(self, part, factor):
         z = with_weight_decay(part, scaled(part.flat_gradient(), factor))
-        return Terms(part.layout.views(z), [1.0] * len(part.params))
+        return Terms(part.layout.views(z))
 
     def _compressed_update(self, part, gathered):
         descend(part, part.allreduce.decode(gathered))

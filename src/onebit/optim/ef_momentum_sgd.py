@@ -60,7 +60,7 @@ class EFMomentumSGD(CompressedSteps, DistributedSGD):
 
     def _terms(self, part, factor):
         z = next_momentum(part, scaled(part.flat_gradient(), factor))
-        return Terms(part.layout.views(z), [1.0] * len(part.params))
+        return Terms(part.layout.views(z))
 
     def _compressed_update(self, part, gathered):
         part.momentum.copy_(part.allreduce.decode(gathered))

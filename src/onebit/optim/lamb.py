@@ -58,7 +58,7 @@ class LayerwiseRates:
             for values in (
                 [c1 for c1, _ in corrections],
                 [c2**-0.5 for _, c2 in corrections],
-                self._epss(part),
+                self._epsilons(part),
                 part.per_tensor(lambda group: group["weight_decay"]),
             )
         ]
@@ -73,7 +73,7 @@ class LayerwiseRates:
     def _norms(self, part, x):
         return square_root(part.tensor_sums(x, square=True)).tolist()[: len(part.params)]
 
-    def _epss(self, part):
+    def _epsilons(self, part):
         """eps of each parameter, but above 0, so that a coordinate without gradient, whose m and v are 0, gives 0 rather than 0 / 0."""
         return part.per_tensor(lambda group: max(float(group["eps"]), torch.finfo(part.dtype).tiny))
 
@@ -83,7 +83,7 @@ class LayerwiseRates:
         return (
             [1 - rate * group["weight_decay"] for group, rate in zip(part.groups, rates)],
             [rate / self._corrections(part, group)[0] for group, rate in zip(part.groups, rates)],
-            self._epss(part),
+            self._epsilons(part),
         )
 
 

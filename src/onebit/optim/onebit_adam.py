@@ -11,6 +11,7 @@ from onebit.optim.options import (
     option_names,
     reject_unknown,
 )
+from onebit.optim.packed_update import packed_update
 from onebit.optim.small_variance import large_steps, raise_to_floor, small_variance
 from onebit.optim.warmup import FixedSteps, Policy
 
@@ -127,8 +128,12 @@ class OneBitAdam(DistributedAdam):
         part.pack_momentum(gathered)
         if not was_packed:
             self._show_state(part)
-        part.allreduce.compressor.adam_update(
-            part.trained(), part.variance, gathered, *self._numbers(part)
+        packed_update(
+            part.allreduce.compressor,
+            part.trained(),
+            part.variance,
+            gathered,
+            *self._numbers(part),
         )
 
     def _count_step(self):

@@ -146,8 +146,7 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
         numbers = [spread(part, values) for values in (weights, betas, part.scaling.tolist())]
         for g, m, weight, beta, scaling in in_pieces([z, part.momentum], numbers):
             g.mul_(weight).add_(m * beta).mul_(scaling)
-        layout = part.allreduce.layout
-        return Terms(layout.views(z), [1.0] * len(layout.shapes))
+        return Terms(part.allreduce.layout.views(z))
 
     def _compressed_update(self, part, gathered):
         received = part.allreduce.decode(gathered)
@@ -171,7 +170,7 @@ class OneBitLamb(LayerwiseRates, OneBitAdam):
             for values in (
                 part.scaling.tolist(),
                 *(part.per_tensor(lambda group, i=i: group["betas"][i]) for i in (0, 1)),
-                self._epss(part),
+                self._epsilons(part),
             )
         ]
         largest = []

@@ -84,7 +84,7 @@ class QuantizedVarianceAdam(CompressedMomentumAdam):
 
     def _outgoing(self, part, variance):
         views = part.layout.views(variance)
-        return (self._variance_allreduces[part].compress(Terms(views, [1.0] * len(views))),)
+        return (self._variance_allreduces[part].compress(Terms(views)),)
 
     def _exchange(self, part, payload, variance_payload):
         return part.allreduce.exchange(payload), self._variance_allreduces[part].exchange(

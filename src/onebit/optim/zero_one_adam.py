@@ -203,10 +203,8 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         for group, span in part.spans:
             if self._rate_sum(group) > 0:
                 part.momentum[span] = part.accumulator[span] / self._rate_sum(group)
-        part.allreduce.rounds = self.steps  # so that a compressor's lots follow from the step
-        payload = part.allreduce.compress(
-            Terms(part.layout.views(part.momentum), [1.0] * len(part.params))
-        )
+        part.allreduce.rounds = self.steps  # so that random draws follow from the step
+        payload = part.allreduce.compress(Terms(part.layout.views(part.momentum)))
         part.momentum.copy_(
             part.allreduce.decode(self._runner.submit(part.allreduce.exchange, payload).result())
         )

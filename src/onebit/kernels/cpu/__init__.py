@@ -57,11 +57,11 @@ def average(partition, received, compensated, scales, out):
     return _compress(cpu_loops.average, task, compensated, scales, out)
 
 
-def update(partition, parameters, variance, momentum, decays, steps, epss):
+def update(partition, parameters, variance, momentum, decays, steps, epsilons):
     """See `torch_ops.update`."""
     task = _Task(partition, variance.dtype)
     values = task.tensors(parameters)
-    task.numbers(decays=decays, steps=steps, epss=epss)
+    task.numbers(decays=decays, steps=steps, epsilons=epsilons)
     task.message("incoming", momentum)
     task.set(vector=variance)
     task.run(cpu_loops.update)
@@ -69,7 +69,17 @@ def update(partition, parameters, variance, momentum, decays, steps, epss):
 
 
 def adam(
-    partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots
+    partition,
+    parameters,
+    gradient,
+    momentum,
+    variance,
+    beta1s,
+    beta2s,
+    decays,
+    steps,
+    epsilons,
+    roots,
 ):
     """See `torch_ops.adam`. Padding is treated like elements: it is 0 in all vectors and stays so."""
     task = _Task(partition, variance.dtype)
@@ -80,7 +90,7 @@ def adam(
         beta2s=beta2s,
         rest2s=[1 - beta for beta in beta2s],
     )
-    task.numbers(decays=decays, steps=steps, epss=epss, roots=roots)
+    task.numbers(decays=decays, steps=steps, epsilons=epsilons, roots=roots)
     task.set(gradient=gradient, momentum=momentum, vector=variance)
     task.run(cpu_loops.adam)
     _write_back(parameters, values)

@@ -54,7 +54,7 @@ TASK = np.dtype(  # what is not a count or a message is an address; what a funct
         *_integers("tensor_count", "tensors"),  # int64, the tensors' addresses, or 0
         *_integers("weights", "betas"),  # T, for each tensor and the tail
         *_integers(
-            "decays", "steps", "epss", "roots", "beta1s", "rest1s", "beta2s", "rest2s"
+            "decays", "steps", "epsilons", "roots", "beta1s", "rest1s", "beta2s", "rest2s"
         ),  # T, for each tensor; a rest is 1 - beta
         *_integers(
             "vector", "scales", "out", "new_scales", "gradient", "momentum"
@@ -280,7 +280,7 @@ def update_blocks(T, task, block, b, padded, ones):
     variance = task.vector + block.start * size_of(T)
     decay, eps = (
         splat(pointer(T, task.decays)[block.group]),
-        splat(pointer(T, task.epss)[block.group]),
+        splat(pointer(T, task.epsilons)[block.group]),
     )
     for i in range(0, block.length, LANES):
         byte, at = i // 8, i * size_of(T)
@@ -314,7 +314,7 @@ def adam_blocks(T, task, block, b, padded, ones):
     )
     root, eps = (
         splat(pointer(T, task.roots)[block.group]),
-        splat(pointer(T, task.epss)[block.group]),
+        splat(pointer(T, task.epsilons)[block.group]),
     )
     start = block.start * size_of(T)
     gradient, momentum, variance = task.gradient + start, task.momentum + start, task.vector + start

@@ -126,9 +126,9 @@ class Sample:
 
 
 def one_bit_by_seed(dimension: int):
-    """The compressor `reference.one_bit` with each seed's d coordinates as a segment, whatever segments it is given."""
+    """The compressor `reference.one_bit` with one group for each seed: its d coordinates."""
 
-    def C(x, segments, active):
+    def C(x, groups, active):
         rows = x.reshape(*x.shape[:-1], -1, dimension)
         return reference.one_bit(rows, [slice(None)], np.ones(dimension, bool)).reshape(x.shape)
 
