@@ -73,7 +73,7 @@ def test_steps_is_the_total_number_of_steps_and_scales_the_rest(experiment, prof
     assert sum(phase.steps for phase in config.phases.values()) == steps
     for name, phase in config.phases.items():
         theirs = paper.phases[name]
-        assert phase.lr.stretch * phase.steps == pytest.approx(theirs.steps, rel=0.5 / phase.steps)
+        assert abs(phase.steps - theirs.steps / phase.lr.stretch) <= 1
         assert abs(phase.warmup - theirs.warmup / phase.lr.stretch) <= 1
 
 

@@ -68,7 +68,7 @@ class Recorder:
     """The records of a run, in `folder`.
 
     Args:
-        facts: what goes into run.json; experiment, profile, optimizer and seed also go into each row.
+        facts: what goes into run.json. Experiment, profile, optimizer and seed also go into rows.
         wandb: "disabled", "offline" or "online".
     """
 
