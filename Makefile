@@ -32,7 +32,7 @@ wrong := $(filter-out $(measured),$(patsubst measure-%,%,$(filter measure-%,$(go
 $(if $(wrong),$(error there is no measurement $(wrong): there are $(measured:%=measure-%)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks lint lock clean FORCE
+.PHONY: help setup test test-all reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks docs lint lock clean FORCE
 
 help: ## List the targets
 	@sed -n 's/^\([a-z%-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | sed 's/%/N/' | awk -F '\t' '{ printf "  make %-22s %s\n", $$1, $$2 }'
@@ -109,6 +109,10 @@ notebooks: setup ## Run the notebooks on the committed results, into results/liv
 	@for notebook in notebooks/*.ipynb; do echo "Running $$notebook, about 15 seconds"; \
 	    $(RUN) -m nbconvert --log-level WARN --execute --to html --output-dir results/live/notebooks "$$notebook" || exit 1; done
 	@echo "Written: $$(ls results/live/notebooks/*.html | tr '\n' ' ')"
+
+docs: setup ## Build the documentation, with an API reference, into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@echo "The site is in site/: open site/index.html"
 
 lint: setup ## Check the style with ruff
 	$(RUN) -m ruff check

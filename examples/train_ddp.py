@@ -3,9 +3,12 @@
     torchrun --nproc-per-node 2 examples/train_ddp.py
 
 The model predicts the next character of Python's own documentation, so nothing is downloaded. The
-script runs on CPUs over gloo, in about a minute on two cores. It prints the loss, the phase of the
-optimizer and the bytes that each process sends in a step: the warm-up sends every gradient in full,
-and the steps after it send one bit for each parameter.
+script runs on CPUs over gloo, in less than a minute on two cores. It prints the loss, the phase of
+the optimizer and the bytes that each process sends in a step: the warm-up sends every gradient in
+full, and the steps after it send one bit for each parameter.
+
+A run this short ends its warm-up while the variance still changes, and the optimizer warns about
+it. In a real run, take 15 to 25 % of all steps; docs/using.md says more.
 
 Three lines differ from a script with torch.optim.AdamW; they are marked with "onebit".
 """
@@ -63,7 +66,11 @@ def main() -> None:
 
     model = DistributedDataParallel(make_model())
     optimizer = onebit.OneBitAdam(  # onebit: instead of torch.optim.AdamW
-        model.parameters(), lr=options.lr, betas=(0.9, 0.98), warmup=options.warmup, variance_floor=1e-3
+        model.parameters(),
+        lr=options.lr,
+        betas=(0.9, 0.98),
+        warmup=options.warmup,
+        variance_floor=1e-3,
     )
     onebit.ddp.attach(model, optimizer)  # onebit: the optimizer averages, not DDP
 

@@ -33,7 +33,7 @@ NOTE = (
 )
 PLAN = {
     "paper": "papers      their own comparison (claims T11 to T15): train adam, onebit_adam, zero_one_adam of experiment table_02, and lamb,\n"
-             "            onebit_lamb, lamb_basic_onebit of lamb; scripts/export_weights each; fine-tune with Adam by the options of its --help"
+             "            onebit_lamb, lamb_basic_onebit of lamb; onebit.lab.export each; fine-tune with Adam by the options of its --help"
 }  # fmt: skip
 
 

@@ -70,7 +70,10 @@ def test_the_floor_is_that_of_the_tick():
 
 
 def test_one_scale_for_all_is_1_bit_adam_but_for_the_scale():
-    """1-bit LAMB whose coefficients are all 1 is 1-bit Adam, see test_lamb.py; all other options are 1-bit Adam's."""
+    """1-bit LAMB whose coefficients are all 1 is 1-bit Adam, see test_lamb.py.
+
+    All other options are 1-bit Adam's.
+    """
     fused, plain = (
         dict(run_of(name).optimizer.keywords) for name in ("onebit_adam_fused", "onebit_adam")
     )
@@ -85,7 +88,10 @@ def test_one_scale_for_all_is_1_bit_adam_but_for_the_scale():
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Three seeds of each variant, the i-th 1 % further above Adam than the one before; a run of top-k diverged."""
+    """Three seeds of each variant, the i-th 1 % further above Adam than the one before.
+
+    A run of top-k diverged.
+    """
     root = tmp_path_factory.mktemp("results")
     names = dict.fromkeys(
         optimizer for name in NAMES for optimizer in figures.load_figure(name).VARIANTS

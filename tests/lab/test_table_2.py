@@ -38,7 +38,9 @@ def test_what_is_configured_is_what_the_paper_prints(tmp_path):
 
 
 def write(root, experiment, settles, steps=2700):
-    """Runs of Adam whose recorded ratio is settled in some steps, {first: the first after}; seed s begins s steps later."""
+    """Runs of Adam whose recorded ratio is settled in some steps, {first: the first after};
+    seed s begins s steps later.
+    """
     for seed in (1, 2, 3):
         synthetic.write(
             root,
@@ -63,7 +65,9 @@ def write(root, experiment, settles, steps=2700):
 
 
 def test_the_rule_counts_the_steps_of_each_phase_from_its_own_beginning(tmp_path):
-    """2533 steps of length 128, in which the rate rises for 209, then 167, in which it rises for 3, but the variance's memory is 50."""
+    """2533 steps of length 128, in which the rate rises for 209, then 167, in which it rises
+    for 3, but the variance's memory is 50.
+    """
     write(tmp_path, "table_02", {0: 100, 500: 600, 2590: 3000})
     text, frame = written(tmp_path)
     large = frame.loc["BERT-Large"][[f"{TABLE.RULE}{part}" for part in tables.PARTS[:4]]]

@@ -1,4 +1,6 @@
-"""The experiments on the theory: the problem is as stated, the simulation is 1-bit Adam, errors telescope, the numbers follow from the CSV."""
+"""The experiments on the theory: the problem is as stated, the simulation is 1-bit Adam, errors
+telescope, the numbers follow from the CSV.
+"""
 
 import subprocess
 import sys
@@ -115,7 +117,9 @@ def test_one_bit_by_seed_is_one_bit_with_each_seed_a_segment():
 
 
 def test_the_second_stage_of_onebit_adam_is_momentum_sgd_under_a_fixed_preconditioner():
-    """From the m and v at the freeze it takes the steps that one_bit_adam takes, errors included."""
+    """From the m and v at the freeze it takes the steps that one_bit_adam takes, errors
+    included.
+    """
     problem, n, T_w = Problem(sigma=1.0), 3, 10
     segments = [slice(0, problem.dimension)], [slice(0, 10), slice(10, problem.dimension)]
     whole = reference.one_bit_adam(
@@ -152,7 +156,8 @@ def test_the_second_stage_of_onebit_adam_is_momentum_sgd_under_a_fixed_precondit
 def as_rank(communicator, problem, steps, gamma):
     """x after each step of `OneBitAdam` on this rank.
 
-    Two steps at learning rate 0 and beta2 = 0 set the state in which the simulation starts: v as given, m = 0.
+    Two steps at learning rate 0 and beta2 = 0 set the state in which the simulation starts: v as
+    given, m = 0.
     """
     sample = Sample(problem, communicator.size, (1,), stream=steps)
     p = torch.nn.Parameter(torch.tensor(problem.start(1)))
@@ -181,7 +186,9 @@ def as_rank(communicator, problem, steps, gamma):
 
 
 def test_four_thread_ranks_take_the_simulations_steps(speedup):
-    """W = 4 with the experiment's own problem and learning rate: x and every worker's error, in float64, step by step."""
+    """W = 4 with the experiment's own problem and learning rate: x and every worker's error, in
+    float64, step by step.
+    """
     problem, n, steps = speedup.PROBLEM, 4, 300
     gamma = problem.learning_rate(n, steps, speedup.measured_eps(n, steps))
     ranks = onebit.comm.run_threads(n, lambda c: as_rank(c, problem, steps, gamma))
@@ -202,7 +209,9 @@ def test_four_thread_ranks_take_the_simulations_steps(speedup):
 def test_what_sgd_has_not_taken_of_its_gradients_is_the_errors_and_what_was_forgotten(
     feedback, reset_every
 ):
-    """Section 4.1: x_t = x_0 - gamma (sum of mean gradients) + gamma (forgotten errors + the last), exactly."""
+    """Section 4.1: x_t = x_0 - gamma (sum of mean gradients) + gamma (forgotten errors + the
+    last), exactly.
+    """
     problem, gamma, seeds = Problem(rare=0.1, v_max=1.0), 0.01, (1, 2)
     run = theory.momentum_sgd(
         Sample(problem, 3, seeds), 65, gamma, True, beta=0.0, reset_every=reset_every
@@ -217,7 +226,9 @@ def test_what_sgd_has_not_taken_of_its_gradients_is_the_errors_and_what_was_forg
 
 
 def test_momentum_and_errors_move_a_point_by_plain_gradient_steps():
-    """Supplement 11: y_t = x_t - gamma / ((1 - beta) sqrt(v)) (m_t beta + delta_t) gives y_{t+1} = y_t - gamma g_t / sqrt(v)."""
+    """Supplement 11: y_t = x_t - gamma / ((1 - beta) sqrt(v)) (m_t beta + delta_t) gives
+    y_{t+1} = y_t - gamma g_t / sqrt(v).
+    """
     problem, gamma = Problem(), 0.01
     y = problem.start(1)
     for step in theory.momentum_sgd(Sample(problem, 3, (1,)), 50, gamma, True, BETA):
@@ -229,7 +240,9 @@ def test_momentum_and_errors_move_a_point_by_plain_gradient_steps():
 
 
 def test_the_three_terms_add_up_to_the_square_of_the_compressed_gradient(feedback):
-    """Section 4.2, by Adam's own variance: with v_0 = 0 the first step's v is (1 - beta2) times the square that it took in."""
+    """Section 4.2, by Adam's own variance: with v_0 = 0 the first step's v is (1 - beta2) times
+    the square that it took in.
+    """
     rows = pd.DataFrame(feedback.terms("naive", (1, 2), 1))
     C = theory.one_bit_by_seed(feedback.PROBLEM.dimension)
     sample = Sample(feedback.PROBLEM, feedback.WORKERS, (1, 2))
@@ -251,7 +264,9 @@ def test_the_three_terms_add_up_to_the_square_of_the_compressed_gradient(feedbac
 
 
 def made_up(speedup, slope, compressed_slope=None):
-    """Rows with known exponents: every method's error falls with n by `slope`, 1-bit Adam's by its own; seeds spread evenly around it."""
+    """Rows with known exponents: every method's error falls with n by `slope`, 1-bit Adam's by
+    its own; seeds spread evenly around it.
+    """
     settings = {(n, 64000) for n in speedup.WORKERS} | {(speedup.AT, T) for T in speedup.STEPS}
     rows = []
     for method in speedup.LABELS:
@@ -336,7 +351,9 @@ def test_intervals_overlap_if_they_have_a_number_in_common():
 
 
 def test_theorem_1_applies_at_every_learning_rate_of_the_experiment(speedup):
-    """The factor in front of its sum is positive, eps bounds the errors, the noise is the larger part of 1 / gamma, the descent is over."""
+    """The factor in front of its sum is positive, eps bounds the errors, the noise is the
+    larger part of 1 / gamma, the descent is over.
+    """
     rows = committed("linear_speedup")
     x = rows.gamma * speedup.PROBLEM.L
     assert (1 - x - 2 * x**2 / (1 - BETA) ** 2 > 0).all()
@@ -372,8 +389,8 @@ def test_the_figure_prints_the_exponents_of_the_committed_csv(speedup):
             )  # t with 7 degrees of freedom
             assert len(slopes) == 8
             assert (
-                f"{np.mean(slopes):.3f} [{np.mean(slopes) - half:.3f}, {np.mean(slopes) + half:.3f}]"
-                in legend
+                f"{np.mean(slopes):.3f} "
+                f"[{np.mean(slopes) - half:.3f}, {np.mean(slopes) + half:.3f}]" in legend
             )
 
 

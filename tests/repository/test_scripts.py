@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import synthetic
+from helpers.waiting import eventually
 
 from onebit.lab import mpirun_sweep, pull
 from onebit.lab.config import CONF, composed
@@ -128,7 +129,10 @@ def test_a_job_without_an_optimizer_or_with_another_launcher_says_what_it_needs(
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    """Training that writes a made-up run instead of starting mpirun; `fails` names optimizers that fail, `diverges` one that diverges."""
+    """Training that writes a made-up run instead of starting mpirun.
+
+    `fails` names optimizers that fail, `diverges` one that diverges.
+    """
     lab = SimpleNamespace(root=tmp_path, trained=[], fails=set(), diverges=set())
 
     def run(started, folder):
@@ -252,7 +256,9 @@ class Optimizer:
 
 
 def recorded(folder, first, last, state=None, finish=True, wandb="offline"):
-    """A stretch of a made-up run of two players and at most 9 steps, whose loss is 4.0, then 4/2, 4/3, ... and at last nan."""
+    """A stretch of a made-up run of two players and at most 9 steps, whose loss is 4.0, then
+    4/2, 4/3, ... and at last nan.
+    """
     facts = {
         "experiment": "figure_06",
         "profile": "smoke",
@@ -301,12 +307,15 @@ FILES = ("curve.csv", "evaluation.csv", "tensors.csv", "run.json")
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """A run under wandb=offline that was killed after step 6 and resumed from its checkpoint of step 4."""
+    """A run under wandb=offline that was killed after step 6 and resumed from its checkpoint of
+    step 4.
+    """
     folder = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_SILENT", "true")
         state = recorded(folder, 1, 6, finish=False)
         recorded(folder, 5, 9, state)
+    assert eventually(lambda: all(run.summary.get("status") for run in pull.offline(folder)))
     return folder
 
 
@@ -318,7 +327,8 @@ def test_a_resumed_run_is_the_same_run_in_wandb(resumed):
 
 
 def test_what_wandb_wrote_offline_comes_back_byte_for_byte(resumed, tmp_path):
-    """Players' losses, evaluations, tensors, missing numbers and the nan with which it ends included.
+    """Players' losses, evaluations, tensors, missing numbers and the nan with which it ends
+    included.
 
     The rows after the checkpoint are those of the second stretch.
     """
@@ -421,7 +431,9 @@ def test_a_run_that_was_logged_from_its_middle_on_is_refused(resumed, tmp_path):
 
 
 def test_a_record_longer_than_a_block_and_one_that_was_cut_off_are_read(tmp_path):
-    """Three blocks for the first record, 3 bytes of padding, then a whole one, then the beginning of one."""
+    """Three blocks for the first record, 3 bytes of padding, then a whole one, then the
+    beginning of one.
+    """
     long, data = bytes(range(256)) * 300, pull.HEADER + b"\xe1\xbe\x00"
     left, first = memoryview(long), True
     while left:

@@ -171,8 +171,8 @@ def main() -> None:
     step, steps = about["step"], about["total_steps"]
     if step < steps:
         print(
-            f"warning: the pre-training is not complete: step {step:,} of {steps:,} (the run is "
-            f"{about['status']}).",
+            f"warning: step {step:,} of {steps:,} (the run is {about['status']}): the pre-training "
+            "is not complete.",
             file=sys.stderr,
         )
     print(

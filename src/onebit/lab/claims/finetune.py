@@ -14,7 +14,7 @@ SQUAD_MARGIN, at the paper's own scale: 1-bit Adam is 0.01 points from the F1 it
 called a loss. Half a point lies between.
 
 What a model is worth that was pre-trained with another optimizer, which is what both papers' Table 3 says, takes a cluster first to pre-train it:
-its rules are for runs of Adam that begin with what scripts/export_weights has made of each pre-training, in
+its rules are for runs of Adam that begin with what onebit.lab.export has made of each pre-training, in
 results/runs/pretrained/<profile>/<optimizer of the pre-training>/seed-<its seed>/<experiment>. The score of an optimizer and a seed is the mean
 over the tasks of GLUE that have ended for both optimizers at each seed that is compared; the others count for none, and the detail names them.
 A run that diverged, in pre-training or after, is infinitely bad: export and fine-tune a pre-training that diverged, too. MEAN_MARGIN, in points
@@ -261,7 +261,7 @@ def of_pretraining(record: dict, folder: Path) -> dict:
     before = record.get("pretraining")
     if before is None:
         raise ValueError(
-            f"{folder} was not fine-tuned from weights of scripts/export_weights, so nobody knows what pre-trained them."
+            f"{folder} was not fine-tuned from weights of onebit.lab.export, so nobody knows what pre-trained them."
         )
     optimizer, seed, experiment = folder.parts[-3:]
     own = (
