@@ -87,9 +87,12 @@ def test_another_number_of_workers_cannot_resume(options):
         train_in_threads(options("run", "workers=3", "resume=true"))
 
 
-def test_resume_with_nothing_to_resume_starts_and_says_so(options, capsys):
-    train_in_threads(options("run", "workers=1", "resume=true", "scale.steps_divisor=15000"))
-    assert "from the start" in capsys.readouterr().err
+def test_only_a_run_whose_checkpoint_is_missing_says_that_it_starts_again(options, capsys):
+    more = ("workers=1", "resume=true", "scale.steps_divisor=15000", "checkpoint_every=0")
+    train_in_threads(options("run", *more))
+    assert "checkpoint" not in capsys.readouterr().err
+    train_in_threads(options("run", *more))
+    assert "has no checkpoint: the run starts from the beginning" in capsys.readouterr().err
 
 
 def test_a_run_is_neither_lost_nor_continued_as_another(options):
