@@ -48,7 +48,7 @@ $(STAMP): requirements.lock pyproject.toml scripts/make_venv
 	@scripts/make_venv $(VENV)
 	@touch $@
 
-test: setup ## Run the tests
+test: lint ## Check the style and the types, then run the tests
 	$(RUN) -m pytest $(ARGS)
 
 test-all: setup ## Run the tests that repeat a law at more sizes, which `make test` leaves out
@@ -114,12 +114,14 @@ docs: setup ## Build the documentation, with an API reference, into site/; a war
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 	@echo "The site is in site/: open site/index.html"
 
-lint: setup ## Check the style with ruff
+lint: setup ## Check style and format with ruff, and the types of the public API with mypy
 	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m mypy
 
 lock: ## Resolve requirements.lock again after a change of pyproject.toml (needs uv)
 	uv pip compile --universal --python-version 3.11 --extra fast --extra lab --extra mpi --extra dev pyproject.toml -o requirements.lock
 
 clean: ## Remove .venv, caches and live runs; committed results stay
-	rm -rf $(VENV) build .pytest_cache .ruff_cache results/live outputs multirun wandb
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache results/live outputs multirun wandb
 	find src tests experiments -name __pycache__ -prune -exec rm -rf {} +

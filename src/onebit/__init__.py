@@ -1,4 +1,8 @@
-"""1-bit Adam and its family for PyTorch: Adam's convergence at a thirtieth of the traffic."""
+"""1-bit Adam, 0/1 Adam and 1-bit LAMB for PyTorch.
+
+A compressed step sends 31.7 times fewer bytes than Adam's, a whole run with its warm-up 4.4 to 5.6
+times fewer.
+"""
 
 from onebit import comm, compression, ddp
 from onebit.optim.adam import DistributedAdam

@@ -1,17 +1,15 @@
 """Evaluation: the mean of the workers' models is judged, and the training does not notice."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from helpers.lab_runs import rows, train_in_threads
+from helpers.lab_runs import rows, train_in_threads, train_on_rank
+from helpers.launch import run_gloo
 
 from onebit.comm import run_threads
 from onebit.lab.config import composed
-from onebit.lab.report import figure as figures
+from onebit.lab.report.artifact import load_artifact
 from onebit.lab.runs.load import load
 from onebit.lab.runs.recorder import COLUMNS, EVALUATION
 from onebit.lab.training.evaluate import mean_model
@@ -108,13 +106,7 @@ def test_a_resumed_run_has_the_evaluations_of_an_uninterrupted_one(options, tmp_
 def test_threads_and_gloo_evaluate_alike_bit_for_bit(options, tmp_path):
     chosen = ["workers=3", "optimizer=local_sgd"]
     train_in_threads(options("threads", *chosen))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run(
-        [sys.executable, "-m", "onebit.lab.train", *options("gloo", *chosen, "comm=gloo")],
-        env=environment,
-        check=True,
-        timeout=240,
-    )
+    run_gloo(3, train_on_rank, options("gloo", *chosen))
     for name, columns in (("curve", COLUMNS), ("evaluation", EVALUATION)):
         assert rows(tmp_path / "gloo", name, columns) == rows(tmp_path / "threads", name, columns)
 
@@ -137,7 +129,7 @@ def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
     """Of the runs themselves, not made-up ones: rows and evaluations find each other, and the
     paper's curves stand beside them.
     """
-    module = figures.load_figure("figure_13")
+    module = load_artifact("figure_13")
     for optimizer in ("adam", "lazy_variance_3"):
         train_in_threads(
             options(
@@ -146,7 +138,7 @@ def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
         )
     rows = load(tmp_path, "figure_06", "smoke")
     assert rows.test_accuracy.count() == 2 * 4 and rows.loss.count() == 2 * 20
-    drawn = figures.save(module, "figure_13", "smoke", tmp_path)
+    drawn = module.save("smoke", tmp_path)
     assert drawn == tmp_path / "figures/figure_13_smoke.png" and drawn.exists()
 
 

@@ -10,12 +10,14 @@ from helpers.cases import more
 from matplotlib.colors import to_hex
 
 from onebit.lab.report import figure as figures
-from onebit.lab.report.captions import caption
+from onebit.lab.report.artifact import load_artifact, names
+from onebit.lab.report.captions import of_figure
+from onebit.lab.report.style import LOOKS
 from onebit.lab.runs import load as results
 from onebit.lab.runs.metadata import ROOT
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
-NAMES = sorted(path.stem for path in (ROOT / "experiments").glob("figure_*.py"))
+NAMES = [name for name in names() if name.startswith("figure_")]
 NUMBERED = [
     name for name in NAMES if name.split("_")[1].isdigit()
 ]  # those of the 1-bit Adam paper, whose curves are digitised
@@ -39,8 +41,12 @@ def root(tmp_path_factory):
 
 
 def drawn(name, root):
-    module = figures.load_figure(name)
-    return module, module.plot(results.load(root, module.EXPERIMENT, "laptop", module.OPTIMIZERS))
+    figure = load_artifact(name)
+    return figure, figure.plot(results.load(root, figure.experiment, "laptop", figure.optimizers))
+
+
+def legend_of(drawing):
+    return [text.get_text() for text in drawing.legends[0].get_texts()]
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +58,17 @@ def drawings(root):
 def test_every_optimizer_is_in_the_legend_with_its_seeds(drawings):
     for name, (module, drawing) in drawings.items():
         legend = next(axes.get_legend() for axes in drawing.axes if axes.get_legend())
-        labels = [figures.LOOKS[optimizer][0] for optimizer in module.OPTIMIZERS]
+        labels = [LOOKS[optimizer][0] for optimizer in module.optimizers]
         found = [text.get_text() for text in legend.get_texts()]
         assert found == [f"{label}, n = 3 seeds" for label in labels], name
 
 
-@pytest.mark.parametrize("name", [*NUMBERED, "figure_zero_one_adam"])
-def test_the_papers_curve_is_drawn_on_the_papers_axes(name, drawings):
+def test_the_papers_curve_is_drawn_on_the_papers_axes(drawings):
+    for name in [*NUMBERED, "figure_zero_one_adam"]:
+        assert_papers_curves(name, drawings[name][1])
+
+
+def assert_papers_curves(name, drawing):
     pattern = (
         rf"fig{int(name.split('_')[1])}[a-z]?"
         if name in NUMBERED
@@ -67,12 +77,11 @@ def test_the_papers_curve_is_drawn_on_the_papers_axes(name, drawings):
     files = [path for path in results.PAPER.glob("*.csv") if re.fullmatch(pattern, path.stem)]
     points = [pd.read_csv(path) for path in files]
     known = {tuple(curve.x) for frame in points for _, curve in frame.groupby("curve")}
-    _, drawing = drawings[name]
     papers = [axes for axes in drawing.axes if "paper" in axes.get_title()]
-    assert papers
+    assert papers, name
     for axes in papers:
         curves = [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) > 2]
-        assert curves and set(curves) <= known
+        assert curves and set(curves) <= known, name
 
 
 def test_an_optimizer_looks_the_same_in_every_panel(drawings):
@@ -82,7 +91,7 @@ def test_an_optimizer_looks_the_same_in_every_panel(drawings):
         for axes in drawing.axes
         for line in axes.lines
     ]
-    for label, colour, style, _ in figures.LOOKS.values():
+    for label, colour, style, _ in LOOKS.values():
         labels = f"{label}, n = 3 seeds", f"{label} (paper)"
         for name, line in lines:
             if line.get_label() in labels:
@@ -91,25 +100,23 @@ def test_an_optimizer_looks_the_same_in_every_panel(drawings):
 
 
 def test_looks_differ_in_line_and_marker_and_in_each_figure_in_colour():
-    labels, colours, lines, markers = zip(*figures.LOOKS.values(), strict=True)
+    labels, colours, lines, markers = zip(*LOOKS.values(), strict=True)
     assert len(set(labels)) == len(set(zip(lines, markers, strict=True))) == len(labels)
     assert set(colours) <= OKABE_ITO
     for name in NAMES:
-        optimizers = figures.load_figure(name).OPTIMIZERS
-        assert len({figures.LOOKS[optimizer][1] for optimizer in optimizers}) == len(optimizers), (
-            name
-        )
+        optimizers = load_artifact(name).optimizers
+        assert len({LOOKS[optimizer][1] for optimizer in optimizers}) == len(optimizers), name
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in NAMES if figures.load_figure(name).EXPERIMENT == "figure_06"]
+    "name", [name for name in NAMES if load_artifact(name).experiment == "figure_06"]
 )
 def test_loss_and_accuracy_are_drawn_ours_and_the_papers(name, drawings):
     module, drawing = drawings[name]
     number = int(name.split("_")[1])
     assert [axes.get_title() for axes in drawing.axes] == [
-        "Ours",
-        "Ours",
+        "Ours: training loss",
+        "Ours: test accuracy (%)",
         f"The paper's Figure {number}a",
         f"The paper's Figure {number}b",
     ]
@@ -119,7 +126,7 @@ def test_loss_and_accuracy_are_drawn_ours_and_the_papers(name, drawings):
     ]
     ends = [line.get_ydata()[-1] for line in drawing.axes[1].lines]
     assert ends == pytest.approx(
-        [100 - synthetic.ERRORS[optimizer] * 40.2 for optimizer in module.OPTIMIZERS]
+        [100 - synthetic.ERRORS[optimizer] * 40.2 for optimizer in module.optimizers]
     )
 
 
@@ -148,33 +155,29 @@ ONE_OF_EACH = ["figure_04", "figure_08", "figure_12"]  # losses, faces, images
 
 @pytest.mark.parametrize("name", [*ONE_OF_EACH, *more(*sorted({*NAMES} - {*ONE_OF_EACH}))])
 def test_the_same_csv_gives_the_same_files(name, root):
-    module = figures.load_figure(name)
-    first = figures.save(module, name, "laptop", root)
+    first = load_artifact(name).save("laptop", root)
     kept = first.read_bytes(), first.with_suffix(".pdf").read_bytes()
-    again = figures.save(module, name, "laptop", root)
+    again = load_artifact(name).save("laptop", root)
     assert (again.read_bytes(), again.with_suffix(".pdf").read_bytes()) == kept
 
 
 def test_a_live_run_lies_beside_the_committed_ones_in_a_file_of_its_own(root, tmp_path):
     synthetic.write_all(tmp_path, seeds=(4,))
-    module = figures.load_figure("figure_04")
-    assert (
-        figures.save(module, "figure_04", "laptop", root, tmp_path)
-        == tmp_path / "figures" / "figure_04.png"
-    )
+    module = load_artifact("figure_04")
+    assert module.save("laptop", root, tmp_path) == tmp_path / "figures" / "figure_04.png"
     rows = pd.concat(
         [
             results.load(root, "figure_04", "laptop"),
             results.load_rows(results.load_records(tmp_path, "figure_04", "laptop"), live=True),
         ]
     )
-    legend = [text.get_text() for text in module.plot(rows).axes[0].get_legend().get_texts()]
+    legend = legend_of(module.plot(rows))
     assert "Adam, n = 3 seeds" in legend and "thin: live, seed 4" in legend
 
 
 def test_the_caption_says_what_was_run_and_what_the_paper_ran(root):
     records = results.load_records(root, "figure_04", "laptop")
-    text = caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
+    text = of_figure(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
     for part in (
         "n = 3 seeds",
         "4 workers",
@@ -192,7 +195,7 @@ def test_the_caption_says_what_was_run_and_what_the_paper_ran(root):
 
 def test_the_caption_of_images_says_what_was_run_and_what_is_evaluated(root):
     records = results.load_records(root, "figure_06", "laptop")
-    text = caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
+    text = of_figure(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
     for part in (
         "a small ResNet, 4 workers",
         "64 samples a step",
@@ -205,7 +208,7 @@ def test_the_caption_of_images_says_what_was_run_and_what_is_evaluated(root):
 
 def test_the_caption_of_faces_says_what_was_run_and_what_the_paper_leaves_out(root):
     records = results.load_records(root, "figure_08", "laptop")
-    text = caption(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
+    text = of_figure(results.load_rows(records), records).replace("\N{NO-BREAK SPACE}", " ")
     for part in (
         "a small DCGAN, 4 workers",
         "Distance: made up.",
@@ -231,12 +234,12 @@ def test_faces_are_drawn_with_both_players_losses_and_samples_of_one_seed(drawin
 
 def test_a_figure_without_runs_says_how_to_make_them(tmp_path):
     with pytest.raises(FileNotFoundError, match="make reproduce-figure-4 PROFILE=laptop"):
-        figures.save(figures.load_figure("figure_04"), "figure_04", "laptop", tmp_path)
+        load_artifact("figure_04").save("laptop", tmp_path)
 
 
 def test_an_unknown_figure_names_those_that_exist():
     with pytest.raises(ValueError, match="figure_04"):
-        figures.load_figure("figure_99")
+        load_artifact("figure_99")
 
 
 def test_an_unknown_curve_of_the_paper_names_those_that_exist():
@@ -248,7 +251,7 @@ def test_a_run_that_diverged_stays_in_the_range_of_those_that_finished(tmp_path)
     synthetic.write_all(tmp_path, seeds=(1, 2), adam=1.0)
     synthetic.write(tmp_path, "adam", 3, 1e9, status="diverged", steps=50)
     module, drawing = drawn("figure_04", tmp_path)
-    legend = [text.get_text() for text in drawing.axes[0].get_legend().get_texts()]
+    legend = legend_of(drawing)
     assert legend[0] == "Adam, n = 2 seeds, 1 of 3 diverged"
     assert drawing.axes[0].get_ylim()[1] < 30
 
@@ -258,6 +261,4 @@ def test_an_optimizer_that_always_diverged_is_still_named(tmp_path):
     synthetic.write(tmp_path, "adam", 1, 4.0)
     synthetic.write(tmp_path, "naive_onebit_adam", 1, float("nan"), status="diverged", steps=50)
     _, drawing = drawn("figure_01", tmp_path)
-    assert "Adam (1-bit naive), diverged" in [
-        text.get_text() for text in drawing.axes[0].get_legend().get_texts()
-    ]
+    assert "Adam (1-bit naive), diverged" in legend_of(drawing)

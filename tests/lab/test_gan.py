@@ -17,7 +17,7 @@ from matplotlib.image import imread
 from PIL import Image
 
 from onebit.lab.config import composed
-from onebit.lab.report import figure as figures
+from onebit.lab.report.artifact import load_artifact
 from onebit.lab.runs.recorder import COLUMNS, EVALUATION, Recorder
 from onebit.lab.tasks.dcgan import Dcgan, discriminator, generator, scaled, sliced_wasserstein
 from onebit.lab.tasks.faces import Faces
@@ -396,5 +396,5 @@ def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
                 f"runs/figure_08/smoke/{optimizer}/seed-1", "workers=2", f"optimizer={optimizer}"
             )
         )
-    drawn = figures.save(figures.load_figure("figure_08"), "figure_08", "smoke", tmp_path)
+    drawn = load_artifact("figure_08").save("smoke", tmp_path)
     assert drawn == tmp_path / "figures/figure_08_smoke.png" and drawn.exists()

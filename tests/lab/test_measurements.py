@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from onebit.kernels.torch_ops import pack_signs
-from onebit.lab.bench import bars as speed_results
-from onebit.lab.bench.bars import Bar
-from onebit.lab.report.figure import load_figure
+from onebit.lab.bench.bars import Bar, check_bars
+from onebit.lab.bench.drawing import SIZES, size_text
+from onebit.lab.report.artifact import load_module
+from onebit.lab.runs import measurements
+from onebit.lab.runs.machine import machine
 from onebit.lab.runs.load import RESULTS
-from onebit.lab.runs.metadata import ROOT, machine
+from onebit.lab.runs.metadata import ROOT
 
 EXPERIMENTS = ("kernel_speed", "step_cost", "overlap")
 
@@ -24,8 +26,8 @@ def test_rows_and_facts_are_read_as_they_were_written(tmp_path):
         {"contender": "a", "n": 64, "ratio": 0.25, "hidden": None},
         {"contender": "b", "n": 64, "ratio": 1.0, "hidden": 0.5},
     ]
-    speed_results.write(tmp_path, "made_up", rows, {"seed": 3})
-    read, facts = speed_results.read(tmp_path, "made_up")
+    measurements.write(tmp_path, "speed", "made_up", rows, {"seed": 3})
+    read, facts = measurements.read(tmp_path, "speed", "made_up")
     pd.testing.assert_frame_equal(read, pd.DataFrame(rows).astype({"hidden": float}))
     assert (
         facts["config"] == {"seed": 3}
@@ -34,27 +36,27 @@ def test_rows_and_facts_are_read_as_they_were_written(tmp_path):
         and facts["date"]
     )
     with pytest.raises(FileNotFoundError, match="python experiments/other.py --measure"):
-        speed_results.read(tmp_path, "other")
+        measurements.read(tmp_path, "speed", "other")
 
 
 def test_a_bar_that_is_missed_or_not_measured_is_said_so():
     found = {"contender": "a", "ratio_low": 0.1, "ratio_high": 0.9, "ratio_to": "b"}
     rows = pd.DataFrame([{**found, "n": n, "ratio": ratio} for n, ratio in ((1, 0.5), (2, 0.51))])
     bars = tuple(Bar("a", "ratio", 0.5, {"n": n}) for n in (1, 2, 3))
-    assert list(speed_results.judge(bars, rows).holds) == ["yes", "NO", "not measured"]
+    assert list(check_bars(bars, rows).holds) == ["yes", "NO", "not measured"]
 
 
 @pytest.mark.parametrize("name", ["kernel_speed", "step_cost"])
 def test_every_bar_is_about_something_that_is_measured(name):
-    module = load_figure(name)
-    measured = {"n": speed_results.SIZES, "threads": (1, 2), "workers": (2, 4), "tensors": (1,)}
+    module = load_module(name)
+    measured = {"n": SIZES, "threads": (1, 2), "workers": (2, 4), "tensors": (1,)}
     for bar in module.BARS:
         assert bar.contender in module.LABELS
         assert all(value in measured[column] for column, value in bar.where.items())
 
 
 def test_sizes_are_written_short():
-    assert [speed_results.size_text(n) for n in (*speed_results.SIZES, 205000)] == [
+    assert [size_text(n) for n in (*SIZES, 205000)] == [
         "64K",
         "256K",
         "1M",
@@ -66,7 +68,7 @@ def test_sizes_are_written_short():
 
 
 def test_the_kernels_that_are_timed_do_the_same_work():
-    made = load_figure("kernel_speed").contenders(2**12, seed=1)
+    made = load_module("kernel_speed").contenders(2**12, seed=1)
     for _ in range(3):
         made["compress"]()
         made["torch_ops"]()
@@ -75,7 +77,7 @@ def test_the_kernels_that_are_timed_do_the_same_work():
     assert torch.equal(tidy(), pack_signs(tidy.m)) and not torch.equal(
         tidy(), pack_signs(tidy.m)
     )  # the second time with an error
-    assert torch.equal(load_figure("kernel_speed").TorchTidy(tidy.m)(), pack_signs(tidy.m))
+    assert torch.equal(load_module("kernel_speed").TorchTidy(tidy.m)(), pack_signs(tidy.m))
 
 
 QUICK = {"kernel_speed": (2**16,), "step_cost": (2**12,)}
@@ -95,9 +97,9 @@ def run(name, root, *arguments):
 
 def settings(name, rows, quick):
     """What there must be a row for: {(contender, setting)}."""
-    module = load_figure(name)
+    module = load_module(name)
     if name == "kernel_speed":
-        sizes = QUICK[name] if quick else speed_results.SIZES
+        sizes = QUICK[name] if quick else SIZES
         return {
             (contender, n, threads)
             for contender in module.BYTES
@@ -105,7 +107,7 @@ def settings(name, rows, quick):
             for threads in module.THREADS
         }, ["n", "threads"]
     if name == "step_cost":
-        sizes = QUICK[name] if quick else speed_results.SIZES
+        sizes = QUICK[name] if quick else SIZES
         tensors = [(n, 1) for n in sizes] + [(rows.n[rows.tensors > 1].iloc[0], rows.tensors.max())]
         return {
             (contender, n, count, W)
@@ -122,7 +124,7 @@ def settings(name, rows, quick):
 
 
 def check(name, root, quick):
-    rows, facts = speed_results.read(root, name)
+    rows, facts = measurements.read(root, "speed", name)
     wanted, columns = settings(name, rows, quick)
     found = list(rows[["contender", *columns]].itertuples(index=False, name=None))
     assert len(found) == len(set(found)) and set(found) == wanted
@@ -156,7 +158,7 @@ def test_an_experiment_runs_from_measuring_to_its_figure(
     figure = tmp_path / "figures" / f"{name}.png"
     before = figure.read_bytes(), figure.with_suffix(".pdf").read_bytes()
     monkeypatch.setattr(sys, "argv", [name, "--results", str(tmp_path)])
-    load_figure(name).main()
+    load_module(name).MEASUREMENT.main()
     assert (figure.read_bytes(), figure.with_suffix(".pdf").read_bytes()) == before
 
 
@@ -173,5 +175,5 @@ def test_committed_measurements_are_complete(name):
             f"python experiments/{name}.py --measure makes it"
         )
     rows = check(name, RESULTS, quick=False)
-    assert (speed_results.judge(getattr(load_figure(name), "BARS", ()), rows).holds == "yes").all()
+    assert (check_bars(getattr(load_module(name), "BARS", ()), rows).holds == "yes").all()
     assert (RESULTS / "figures" / f"{name}.png").exists()

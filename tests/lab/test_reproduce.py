@@ -8,6 +8,7 @@ import pytest
 from helpers import synthetic
 
 from onebit.lab import reproduce
+from onebit.lab.report.artifact import Figure
 from onebit.lab.runs import planned
 from onebit.lab.runs.load import SEEDS, TUNING_SEED, run_folder
 
@@ -37,10 +38,11 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "LIVE", tmp_path / "live")
     monkeypatch.setattr(reproduce, "train", train)
     monkeypatch.setattr(reproduce, "commit", lambda: "0123456")
-    # reading the data takes seconds
-    monkeypatch.setattr(planned, "data_to_come", lambda config: {"corpus_sha256": "a"})
-    train.draw = reproduce.save
-    monkeypatch.setattr(reproduce, "save", lambda module, name, *_: name)  # drawing takes seconds
+    monkeypatch.setattr(
+        planned, "data_to_come", lambda config: {"corpus_sha256": "a"}
+    )  # reading it takes seconds
+    train.draw = Figure.save
+    monkeypatch.setattr(Figure, "save", lambda figure, *_: figure.name)  # drawing takes seconds
     train.trained, train.root = trained, tmp_path
     return train
 
@@ -51,7 +53,7 @@ def run(monkeypatch, *arguments):
 
 
 def test_only_what_is_missing_is_trained_then_the_figure_is_drawn(lab, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "save", lab.draw)
+    monkeypatch.setattr(Figure, "save", lab.draw)
     synthetic.write_all(lab.root, seeds=(1, 2))
     run(monkeypatch, "figure_04", "--seeds", "1", "2", "3")
     assert lab.trained == [(optimizer, 3) for optimizer in FIGURE_04]
@@ -98,7 +100,7 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_named_at_the_end(lab, 
 
 
 def test_a_live_seed_is_none_of_the_committed_ones_and_is_judged(lab, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "save", lab.draw)
+    monkeypatch.setattr(Figure, "save", lab.draw)
     synthetic.write_all(lab.root)
     before = sorted(lab.root.joinpath("runs").rglob("*"))
     run(monkeypatch, "figure_04", "--live")

@@ -13,8 +13,7 @@ from onebit.lab.claims.finetune import METRICS
 from onebit.lab.claims.judge import judge
 from onebit.lab.config import composed
 from onebit.lab.plan import MACHINES, describe
-from onebit.lab.report import table as tables
-from onebit.lab.report.figure import load_figure
+from onebit.lab.report.artifact import load_artifact
 from onebit.lab.reproduce import runs_of
 from onebit.lab.runs.load import load, paper_number
 from onebit.lab.tasks.glue import GLUE
@@ -23,14 +22,14 @@ from onebit.lab.training.run import run_from
 
 pytestmark = pytest.mark.usefixtures("own_hub")
 
-TABLE = load_figure("table_03")
+TABLE = load_artifact("table_03")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Results of short smoke runs: SQuAD and RTE, with the two optimizers of Table 3."""
     root = tmp_path_factory.mktemp("results")
-    for experiment, optimizer in product(("squad", "glue_rte"), TABLE.OPTIMIZERS):
+    for experiment, optimizer in product(("squad", "glue_rte"), TABLE.optimizers):
         folder = root / "runs" / experiment / "smoke" / optimizer / "seed-1"
         run = run_from(
             composed(
@@ -64,7 +63,7 @@ def test_a_smoke_run_learns_what_it_is_evaluated_by(trained, experiment, metric,
 
 
 def test_table_3_is_written_from_runs(trained):
-    path = tables.save(TABLE, "table_03", "smoke", trained)
+    path = TABLE.save("smoke", trained)
     assert path == trained / "figures/table_03_smoke.md"
     frame = pd.read_csv(path.with_suffix(".csv"), index_col=["task", "metric"])
     assert (
@@ -89,9 +88,9 @@ def write(root, experiment, optimizer, seed, metric, value, **changed):
 
 
 def test_table_3_has_ours_beside_both_papers(tmp_path):
-    for optimizer, seed in product(TABLE.OPTIMIZERS, (1, 2, 3)):
+    for optimizer, seed in product(TABLE.optimizers, (1, 2, 3)):
         write(tmp_path, "glue_rte", optimizer, seed, "accuracy", 60 + seed + (optimizer == "adam"))
-    path = tables.save(TABLE, "table_03", "laptop", tmp_path)
+    path = TABLE.save("laptop", tmp_path)
     frame = pd.read_csv(path.with_suffix(".csv")).set_index(["task", "metric"])
     rte = frame.loc[("RTE", "accuracy")]
     assert rte[["Adam", "Adam low", "Adam high", "Adam n", "1-bit Adam"]].tolist() == [
@@ -115,7 +114,7 @@ def test_table_3_has_ours_beside_both_papers(tmp_path):
     line = next(line for line in path.read_text().splitlines() if line.startswith("| RTE"))
     assert "63.0 (62.0 to 64.0, n = 3)" in line and "| 68.2 |" in line
     first = path.read_bytes(), path.with_suffix(".csv").read_bytes()
-    tables.save(TABLE, "table_03", "laptop", tmp_path)
+    TABLE.save("laptop", tmp_path)
     assert (path.read_bytes(), path.with_suffix(".csv").read_bytes()) == first
 
 
@@ -133,7 +132,7 @@ def test_a_table_says_which_runs_diverged(tmp_path):
                 60,
                 **({"status": "diverged", "steps": 50} if seed == 3 else {}),
             )
-    lines = tables.save(TABLE, "table_03", "laptop", tmp_path).read_text().splitlines()
+    lines = TABLE.save("laptop", tmp_path).read_text().splitlines()
     rte, cola = (
         next(line for line in lines if line.startswith(f"| {name}")) for name in ("RTE", "CoLA")
     )
@@ -142,7 +141,7 @@ def test_a_table_says_which_runs_diverged(tmp_path):
 
 def test_a_table_without_runs_says_how_to_make_them(tmp_path):
     with pytest.raises(FileNotFoundError, match="make reproduce-table-3 PROFILE=laptop"):
-        tables.save(TABLE, "table_03", "laptop", tmp_path)
+        TABLE.save("laptop", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["T1", "T3", "T4"])
@@ -234,13 +233,13 @@ def test_the_plan_counts_no_bytes_for_embeddings_that_are_kept():
 
 def test_the_profile_smoke_trains_one_experiment_of_each_kind():
     """4 runs: all 18 take longer than the minute that the profile promises."""
-    assert runs_of([TABLE], "smoke") == list(product(("squad", "glue_rte"), TABLE.OPTIMIZERS))
-    assert runs_of([TABLE], "laptop") == list(product(TABLE.EXPERIMENTS, TABLE.OPTIMIZERS))
+    assert runs_of([TABLE], "smoke") == list(product(("squad", "glue_rte"), TABLE.optimizers))
+    assert runs_of([TABLE], "laptop") == list(product(TABLE.trains, TABLE.optimizers))
 
 
 def test_the_plan_of_a_table_is_that_of_all_its_experiments():
     text = describe("table_03", "paper", MACHINES["paper"])
-    assert text.count("\n\n") == len(TABLE.EXPERIMENTS) - 1
+    assert text.count("\n\n") == len(TABLE.trains) - 1
     for part in (
         "rajpurkar/squad",
         "nyu-mll/glue",

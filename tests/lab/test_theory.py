@@ -15,8 +15,10 @@ import onebit
 from onebit import reference
 from onebit.lab.bench import theory
 from onebit.lab.bench.theory import Problem, Sample
-from onebit.lab.claims import judge
-from onebit.lab.report.figure import load_figure
+from onebit.lab.claims.statistics import Interval
+from onebit.lab.claims.theory import METHODS
+from onebit.lab.claims.theory_statistics import exponent, overlap
+from onebit.lab.report.artifact import load_module
 from onebit.lab.runs import measurements as measured
 from onebit.lab.runs.load import RESULTS
 from onebit.lab.runs.metadata import ROOT
@@ -28,12 +30,12 @@ BETA = 0.9
 
 @pytest.fixture(scope="module")
 def speedup():
-    return load_figure("linear_speedup")
+    return load_module("linear_speedup")
 
 
 @pytest.fixture(scope="module")
 def feedback():
-    return load_figure("error_feedback")
+    return load_module("error_feedback")
 
 
 # ---- the problem is as stated
@@ -269,7 +271,7 @@ def made_up(speedup, slope, compressed_slope=None):
     """
     settings = {(n, 64000) for n in speedup.WORKERS} | {(speedup.AT, T) for T in speedup.STEPS}
     rows = []
-    for method in speedup.LABELS:
+    for method in METHODS:
         own = (
             compressed_slope if method == "onebit_adam" and compressed_slope is not None else slope
         )
@@ -290,21 +292,19 @@ def made_up(speedup, slope, compressed_slope=None):
 
 
 def verdicts(module, rows):
-    found = module.judge(rows)
+    found = module.MEASUREMENT.rules(rows)
     return dict(zip(found.what, found.holds))
 
 
 def test_exponents_are_those_that_were_put_in(speedup):
-    found = speedup.exponent(made_up(speedup, -0.4), "momentum_sgd", "workers")
+    found = exponent(made_up(speedup, -0.4), "momentum_sgd", "workers")
     half = (
         2.3646 * np.std(np.linspace(-0.01, 0.01, 8), ddof=1) / 8**0.5
     )  # t with 7 degrees of freedom
     assert (found.mean, found.low, found.high, found.n) == pytest.approx(
         (-0.4, -0.4 - half, -0.4 + half, 8), rel=1e-4
     )
-    assert speedup.exponent(made_up(speedup, -0.4), "momentum_sgd", "steps").mean == pytest.approx(
-        -0.5
-    )
+    assert exponent(made_up(speedup, -0.4), "momentum_sgd", "steps").mean == pytest.approx(-0.5)
 
 
 def test_each_rule_of_the_speedup_can_fail(speedup):
@@ -339,15 +339,8 @@ def test_each_rule_of_error_feedback_can_fail(feedback):
 
 
 def test_intervals_overlap_if_they_have_a_number_in_common():
-    a, b, c = (
-        judge.Interval((low + high) / 2, low, high, 5) for low, high in ((0, 2), (1, 3), (2.5, 4))
-    )
-    assert (
-        theory.overlap(a, b)
-        and theory.overlap(b, c)
-        and not theory.overlap(a, c)
-        and not theory.overlap(c, a)
-    )
+    a, b, c = (Interval((low + high) / 2, low, high, 5) for low, high in ((0, 2), (1, 3), (2.5, 4)))
+    assert overlap(a, b) and overlap(b, c) and not overlap(a, c) and not overlap(c, a)
 
 
 def test_theorem_1_applies_at_every_learning_rate_of_the_experiment(speedup):
@@ -367,7 +360,7 @@ def test_theorem_1_applies_at_every_learning_rate_of_the_experiment(speedup):
 
 
 def committed(name):
-    return measured.read(RESULTS, theory.FOLDER, name)[0]
+    return measured.read(RESULTS, "theory", name)[0]
 
 
 def test_the_figure_prints_the_exponents_of_the_committed_csv(speedup):
@@ -379,7 +372,7 @@ def test_the_figure_prints_the_exponents_of_the_committed_csv(speedup):
         (drawing.axes[1], "steps", rows.workers == speedup.AT),
     ):
         legend = " ".join(text.get_text() for text in axes.get_legend().get_texts())
-        for method in speedup.LABELS:
+        for method in METHODS:
             slopes = []
             for _, own in rows[keep & (rows.method == method)].groupby("seed"):
                 x, y = np.log(own[along]), np.log(own.error)
@@ -406,7 +399,7 @@ def test_the_committed_errors_are_what_the_simulation_gives(speedup):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_all_rules_hold_for_the_committed_measurements(name):
-    assert "NO" not in verdicts(load_figure(name), committed(name)).values()
+    assert "NO" not in verdicts(load_module(name), committed(name)).values()
     assert (RESULTS / "figures" / f"{name}.png").exists()
 
 
@@ -425,17 +418,15 @@ def test_an_experiment_runs_from_measuring_to_its_figure(name, tmp_path, monkeyp
     figure = tmp_path / "figures" / f"{name}.png"
     before = figure.read_bytes(), figure.with_suffix(".pdf").read_bytes()
     monkeypatch.setattr(sys, "argv", [name, "--results", str(tmp_path)])
-    load_figure(name).main()
+    load_module(name).MEASUREMENT.main()
     assert (figure.read_bytes(), figure.with_suffix(".pdf").read_bytes()) == before
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_methods_differ_in_colour_line_and_marker(name):
-    module = load_figure(name)
+    module = load_module(name)
     for methods in (
-        [list(module.LABELS)]
-        if name == "linear_speedup"
-        else [list(module.FEEDBACK), list(module.TERMS)]
+        [list(METHODS)] if name == "linear_speedup" else [list(module.FEEDBACK), list(module.TERMS)]
     ):
         looks = [module.LOOKS[method] for method in methods]
         assert (

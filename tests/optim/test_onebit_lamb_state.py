@@ -187,7 +187,7 @@ def test_distributed_checkpoint_keeps_the_numbers_of_each_tensor():
 
 
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
-def test_a_resumed_run_draws_the_lots_of_a_stochastic_compressor_that_it_would_have_drawn(scale):
+def test_a_resumed_run_makes_the_random_draws_that_it_would_have_made(scale):
     options = {
         "kind": onebit.OneBitLamb,
         "warmup": 8,

@@ -7,22 +7,12 @@ import torch
 from helpers.cases import more
 from helpers.launch import BACKENDS
 from helpers.nets import Net, backward, state_of
-from helpers.overlapped import SMALL, make_net
+from helpers.overlapped import OVERLAP_KINDS, SMALL, make_net
 from helpers.small_runs import same
 
 import onebit
 from onebit.comm import Single, run_threads
 from onebit.optim.flat import buckets
-
-OVERLAP_KINDS = [
-    (onebit.OneBitAdam, {"warmup": 6}),
-    (onebit.NaiveOneBitAdam, {}),
-    (onebit.DistributedAdam, {}),
-    (onebit.OneBitLamb, {"warmup": 6, "coefficient_beta": 0.8, "scale": "fused"}),
-    (onebit.DistributedSGD, {"momentum": 0.9}),
-    (onebit.DoubleSqueeze, {"weight_decay": 0.1}),
-    (onebit.EFMomentumSGD, {"weight_decay": 0.1}),
-]
 
 
 def train(communicator, kind, options, compress=True, steps=16):

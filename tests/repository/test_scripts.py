@@ -87,13 +87,13 @@ def test_a_job_starts_the_papers_run_on_its_processes(experiment, launcher, fake
     command = launch(experiment, "paper", resources(experiment).workers)[0]
     asked = dict(re.findall(r" --([a-z-]+)=(\S+)", command))
     assert command == sbatch(experiment, resources(experiment))
-    assert command.split()[-3:] == ["scripts/slurm/train.sbatch", experiment, "NAME"]
+    assert command.split()[-3:] == ["scripts/slurm/train.sbatch", experiment, "optimizer=NAME"]
     assert f"#SBATCH --array={SEEDS[0]}-{SEEDS[-1]}\n" in JOB.read_text()
     assert asked["gpus-per-node"] == asked["ntasks-per-node"]
     nodes, per_node = int(asked["nodes"]), int(asked["ntasks-per-node"])
     done = started(
         fakes,
-        *(experiment, "zero_one_adam", "wandb=offline"),
+        *(experiment, "optimizer=zero_one_adam", "wandb=offline"),
         nodes=nodes,
         per_node=per_node,
         LAUNCHER=launcher,
@@ -120,7 +120,7 @@ def test_a_job_starts_the_papers_run_on_its_processes(experiment, launcher, fake
 
 def test_a_job_without_an_optimizer_or_with_another_launcher_says_what_it_needs(fakes):
     assert "name the experiment and the optimizer" in started(fakes, "figure_04").stderr
-    said = started(fakes, "figure_04", "adam", LAUNCHER="mpiexec").stderr
+    said = started(fakes, "figure_04", "optimizer=adam", LAUNCHER="mpiexec").stderr
     assert "torchrun or mpirun, not mpiexec" in said
 
 

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from onebit.lab.config import wrong_override
-from onebit.lab.report.figure import load_figure
+from onebit.lab.report.artifact import load_artifact, overrides_of
 from onebit.lab.report.terminal import text_table
 from onebit.lab.runs.compare import differing
 from onebit.lab.runs.load import PROFILES, RESULTS, SEEDS, run_folder
@@ -31,7 +31,7 @@ def command(options: argparse.Namespace, optimizer: str, seed: int, folder: Path
     arguments = [
         f"experiment={options.experiment}",
         f"profile={options.profile}",
-        f"optimizer={optimizer}",
+        *overrides_of(optimizer),
         f"seed={seed}",
         "comm=mpi",
         f"output={folder}",
@@ -55,7 +55,7 @@ def check(options: argparse.Namespace) -> None:
         arguments = [
             f"experiment={options.experiment}",
             f"profile={options.profile}",
-            f"optimizer={optimizer}",
+            *overrides_of(optimizer),
             "comm=mpi",
             *options.options,
         ]
@@ -110,7 +110,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--optimizers",
         nargs="+",
-        help="files of conf/optimizer; default: those of the figure of this name",
+        help="files of conf/optimizer or variants of a sweep; default: those of this figure",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument(
@@ -132,13 +132,12 @@ def parse() -> argparse.Namespace:
     )
     options = parser.parse_args()
     for optimizer in options.optimizers or ("adam",):
-        wrong = wrong_override(
-            [f"experiment={options.experiment}", f"optimizer={optimizer}", *options.options]
-        )
+        base = overrides_of(optimizer)[:1]  # the further options of a variant are ours
+        wrong = wrong_override([f"experiment={options.experiment}", *base, *options.options])
         if wrong:
             parser.exit(2, f"error: {wrong}\n")
     try:
-        options.optimizers = options.optimizers or load_figure(options.experiment).OPTIMIZERS
+        options.optimizers = options.optimizers or load_artifact(options.experiment).optimizers
     except ValueError:
         parser.exit(
             2,

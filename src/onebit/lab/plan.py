@@ -9,14 +9,14 @@ seconds.
 import argparse
 import csv
 import math
+import shlex
 from dataclasses import dataclass, replace
 
 import torch
 
-from onebit.lab.claims.bert import volume_share
+from onebit.lab.claims.statistics import volume_share
 from onebit.lab.config import composed
-from onebit.lab.report.figure import load_figure, target
-from onebit.lab.report.table import experiments
+from onebit.lab.report.artifact import Artifact, load_artifact, target
 from onebit.lab.runs.load import SEEDS
 from onebit.lab.runs.metadata import ROOT
 from onebit.lab.training.run import Run, run_from
@@ -38,6 +38,7 @@ class Machine:
     gbits: float | None
 
 
+BY_NAME = "optimizer=NAME"
 LOCAL = Machine(workers=4, flops=4e10, gbits=None)
 # 64 V100 at a third of their peak, and the Ethernet's bandwidth as the paper measured it.
 MACHINES = {"smoke": LOCAL, "laptop": LOCAL, "paper": Machine(workers=64, flops=4e13, gbits=4.1)}
@@ -103,7 +104,7 @@ def data_of(task: dict) -> dict:
 
 def launch(experiment: str, profile: str, workers: int) -> list[str]:
     """The commands that start one run. At the paper's scale each of them does it by itself."""
-    options = f"experiment={experiment} profile={profile} optimizer=NAME seed={SEEDS[0]}"
+    options = f"experiment={experiment} profile={profile} {BY_NAME} seed={SEEDS[0]}"
     if profile != "paper":
         return [f"python -m onebit.lab.train {options} comm=gloo workers={workers}"]
     asked = resources(experiment)
@@ -123,7 +124,7 @@ def sbatch(experiment: str, asked: Resources) -> str:
     return (
         f"sbatch --job-name={experiment} --nodes={asked.nodes} "
         f"--ntasks-per-node={asked.workers_per_node} --gpus-per-node={asked.workers_per_node} "
-        f"--time={asked.time} scripts/slurm/train.sbatch {experiment} NAME"
+        f"--time={asked.time} scripts/slurm/train.sbatch {experiment} {BY_NAME}"
     )
 
 
@@ -139,44 +140,56 @@ def describe(name: str, profile: str, machine: Machine, workers: int | None = No
     Raises:
         ValueError: there is no such figure, or its batch cannot be divided among the workers.
     """
-    module = load_figure(name)
+    artifact = load_artifact(name)
     parts = (
-        describe_experiment(name, experiment, module.OPTIMIZERS, profile, machine, workers)
-        for experiment in experiments(module, profile)
+        describe_experiment(artifact, experiment, profile, machine, workers)
+        for experiment in artifact.experiments_at(profile)
     )
-    more = getattr(module, "PLAN", {})
+    more = artifact.plan_notes
     return "\n\n".join(parts) + (f"\n{more[profile]}" if profile in more else "")
 
 
 def describe_experiment(
-    name: str,
-    experiment: str,
-    optimizers: tuple[str, ...],
-    profile: str,
-    machine: Machine,
-    workers: int | None,
+    artifact: Artifact, experiment: str, profile: str, machine: Machine, workers: int | None
 ) -> str:
-    """The plan of one of the experiments that a figure reads."""
+    """The plan of one of the experiments that a figure, sweep or table trains."""
     if workers is None:
         workers = resources(experiment).workers if profile == "paper" else machine.workers
     arguments = [f"experiment={experiment}", f"profile={profile}", f"workers={workers}"]
-    runs = [run_from(composed([*arguments, f"optimizer={one}"])) for one in optimizers]
+    runs = [
+        run_from(composed([*arguments, *artifact.overrides(optimizer)]))
+        for optimizer in artifact.optimizers
+    ]
     run, methods = runs[0], ", ".join(run.method for run in runs)
     size, trained = parameters(run)
     partly = "" if trained == size else f", {trained:,} of them trained"
-    or_else = "one of" if profile == "paper" else f"or make reproduce-{target(name)}"
+    or_else = "one of" if profile == "paper" else f"or make reproduce-{target(artifact.name)}"
     return "\n".join(
         [
-            f"{name}, profile {profile}: experiment {experiment}, {methods}",
+            f"{artifact.name}, profile {profile}: experiment {experiment}, {methods}",
             f"model       {size:,} parameters{partly} (built on the meta device)",
             f"data        {', '.join(sources(data_of(run.config['task'])))}",
             *phase_lines(run, workers),
             *cost_lines(run, trained, replace(machine, workers=workers)),
             f"launch      for each NAME of {methods}, "
             f"with seed {', '.join(map(str, SEEDS))}; {or_else}",
-            *(f"  {command}" for command in launch(experiment, profile, workers)),
+            *launch_lines(artifact, experiment, profile, workers),
         ]
     )
+
+
+def launch_lines(artifact: Artifact, experiment: str, profile: str, workers: int) -> list[str]:
+    """The commands, and the options of each optimizer if its name is no file of conf/optimizer."""
+    overrides = {name: artifact.overrides(name) for name in artifact.optimizers}
+    by_name = all(found == [f"optimizer={name}"] for name, found in overrides.items())
+    commands = launch(experiment, profile, workers)
+    if by_name:
+        return [f"  {command}" for command in commands]
+    return [
+        *(f"  {command.replace(BY_NAME, 'OPTIONS')}" for command in commands),
+        "where OPTIONS of each NAME are",
+        *(f"  {name:23} {shlex.join(found)}" for name, found in overrides.items()),
+    ]
 
 
 def phase_lines(run: Run, workers: int) -> list[str]:

@@ -20,8 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from onebit.lab.report.figure import load_figure, target
-from onebit.lab.report.table import experiments, optimizers, save
+from onebit.lab.report.artifact import Artifact, load_artifact, target
 from onebit.lab.report.terminal import verdicts
 from onebit.lab.runs.compare import differing
 from onebit.lab.runs.load import PROFILES, RESULTS, SEEDS, TUNING_SEED, run_folder
@@ -37,15 +36,9 @@ from onebit.lab.runs.planned import (
 LIVE = RESULTS / "live"
 
 
-def runs_of(modules: list, profile: str) -> list[tuple[str, str]]:
+def runs_of(artifacts: list[Artifact], profile: str) -> list[tuple[str, str]]:
     """The (experiment, optimizer) pairs that these figures train, each once."""
-    pairs = (
-        (experiment, name)
-        for module in modules
-        for experiment in experiments(module, profile)
-        for name in optimizers(module, profile)
-    )
-    return list(dict.fromkeys(pairs))
+    return list(dict.fromkeys(pair for artifact in artifacts for pair in artifact.runs(profile)))
 
 
 # ---- before anything is trained
@@ -169,7 +162,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="remove these runs first")
     options = parser.parse_args()
     try:
-        options.figures = {name: load_figure(name) for name in options.figures}
+        options.figures = {name: load_artifact(name) for name in options.figures}
     except ValueError as error:
         parser.exit(2, f"error: {error}\n")
     error = wrong_choice(options)
@@ -223,9 +216,9 @@ def reproduce(options: argparse.Namespace) -> None:
     discard(runs, options, root)
     failed = train_missing(runs, options, root)
     live = LIVE if options.live else None
-    for name, module in options.figures.items():
+    for name, artifact in options.figures.items():
         try:
-            print(save(module, name, options.profile, RESULTS, live))
+            print(artifact.save(options.profile, RESULTS, live))
         except (FileNotFoundError, ValueError) as error:
             print(f"{name} is not drawn: {error}")
     print()

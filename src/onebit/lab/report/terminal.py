@@ -4,7 +4,8 @@ import textwrap
 from pathlib import Path
 
 from onebit.lab.claims import CLAIMS, statistic_by_seed
-from onebit.lab.claims.judge import consistent, judge, show
+from onebit.lab.claims.claim import Claim
+from onebit.lab.claims.judge import consistent, judge
 from onebit.lab.runs.load import load
 
 
@@ -46,14 +47,14 @@ def verdicts(experiments: set[str], profile: str, results: Path, live: Path | No
     return text_table(header, lines, widths)
 
 
-def _verdict(claim, profile: str, results: Path, live: Path | None) -> list[str]:
+def _verdict(claim: Claim, profile: str, results: Path, live: Path | None) -> list[str]:
     committed = load(results, claim.experiment, profile)
     judgement = judge(claim, committed)
-    ours = f"{show(judgement.interval, claim.style)}, n = {judgement.interval.n}"
+    ours = f"{claim.shown(judgement.interval)}, n = {judgement.interval.n}"
     line = [f"{claim.name} {claim.statement}", claim.paper(), ours, judgement.verdict]
     if live is None:
         return line
     rows = load(live, claim.experiment, profile)
     value = statistic_by_seed(claim, rows)
-    said = f"{value.mean():{claim.style}}; {claim.detail(rows)}" if len(value) else "no run"
+    said = f"{claim.shown(value.mean())}; {claim.detail(rows)}" if len(value) else "no run"
     return [*line, said, consistent(claim, committed, rows)]

@@ -13,7 +13,8 @@ from pathlib import Path
 import pandas as pd
 
 from onebit.lab.runs.load import RESULTS
-from onebit.lab.runs.metadata import commit, machine
+from onebit.lab.runs.machine import machine
+from onebit.lab.runs.metadata import commit
 
 
 def write(root: Path, folder: str, name: str, rows: list[dict], config: dict, **facts) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from onebit.lab.config import composed, plain
+from onebit.lab.report.artifact import overrides_of
 from onebit.lab.runs.compare import require_alike
 from onebit.lab.runs.load import TUNING_SEED
 from onebit.lab.runs.metadata import ROOT, read_run
@@ -19,7 +20,7 @@ def arguments(
     return [
         f"experiment={experiment}",
         f"profile={profile}",
-        f"optimizer={optimizer}",
+        *overrides_of(optimizer),
         "comm=gloo",
         f"workers={workers}",
         f"seed={seed}",

@@ -11,7 +11,8 @@ import secrets
 import time
 from pathlib import Path
 
-from onebit.lab.runs.metadata import commit, machine, read_run
+from onebit.lab.runs.machine import machine
+from onebit.lab.runs.metadata import commit, read_run
 from onebit.lab.runs.state_log import QUANTITIES
 
 IDENTITY = ("experiment", "profile", "optimizer", "seed", "commit")
