@@ -5,7 +5,6 @@ import torch
 from helpers.allreduce_rounds import rounds
 from helpers.cases import more, more_of
 from helpers.compressors import COMPRESSED_SHAPES, drawing, every_compressor, masked, partitions
-from helpers.reference_runs import WORLD_SIZES
 
 import onebit
 from onebit.layout import Layout
@@ -65,7 +64,7 @@ def test_the_error_stays_within_the_stated_bound(compressor, dtype, ranks, every
 
 
 @every_compressor
-@both_dtypes
+@pytest.mark.parametrize("dtype", [torch.float32, *more(torch.float64)])
 def test_a_row_has_the_bytes_that_it_promises(compressor, dtype):
     """The worker's rows and every server's, so that each reads what the other wrote.
 
@@ -127,7 +126,7 @@ def test_what_is_not_finite_is_not_hidden(compressor, dtype):
         assert not torch.isfinite(made.decompress(made.compress(x, drawing()))[:70]).all()
 
 
-@pytest.mark.parametrize("size", WORLD_SIZES)
+@pytest.mark.parametrize("size", [3, *more(1, 2, 4)])
 @every_compressor
 def test_telescoping_with_every_compressor(size, compressor):
     """sum of outputs = sum of mean inputs - errors at the end, the same bits on every rank.

@@ -2,19 +2,10 @@
 
 import pytest
 import torch
-from helpers.compressors import BITS, drawing
+from helpers.compressors import BITS, drawing, lone
 
 from onebit.compression import Quantize
 from onebit.layout import Layout
-
-
-def lone(x, kind, **options):
-    """C[x] of one tensor."""
-    layout = Layout([(len(x),)], 1)
-    flat = torch.zeros(layout.size, dtype=torch.float64)
-    flat[: len(x)] = torch.tensor(x, dtype=torch.float64)
-    made = kind(layout.worker_partition(), torch.float64, **options)
-    return made, flat, made.decompress(made.compress(flat))[: len(x)].tolist()
 
 
 def test_levels_by_hand():

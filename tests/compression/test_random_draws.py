@@ -41,7 +41,7 @@ def draws(communicator, seed=0, stream=0, rounds=0, count=2, drop=False):
     return drawn, gathered
 
 
-def test_no_two_ranks_rounds_sides_streams_or_seeds_draw_the_same_lots():
+def test_no_two_ranks_rounds_sides_streams_or_seeds_draw_the_same_numbers():
     """Else their errors would not average out."""
     everyone = [
         drawn
@@ -52,7 +52,7 @@ def test_no_two_ranks_rounds_sides_streams_or_seeds_draw_the_same_lots():
     assert len(numbers) == 3 * 3 * 2 * 2 and len(set(numbers)) == len(numbers)
 
 
-def test_lots_are_a_function_of_the_round_that_was_committed():
+def test_random_draws_are_a_function_of_the_round_that_was_committed():
     """Going on from round 1 draws what round 1 drew; a round that was dropped is drawn again."""
     straight, again, later, dropped = (
         onebit.comm.run_threads(2, lambda c, options=options: draws(c, **options)[0])

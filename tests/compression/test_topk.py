@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from compression.test_quantize import lone
-from helpers.compressors import BITS, partitions
+from helpers.compressors import BITS, lone, partitions
 
 from onebit.compression import Quantize, TopK
 from onebit.layout import Layout

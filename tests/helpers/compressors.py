@@ -88,3 +88,12 @@ def partitions(ranks, active=None):
 
 def drawing(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def lone(x, kind, **options):
+    """C[x] of one tensor."""
+    layout = Layout([(len(x),)], 1)
+    flat = torch.zeros(layout.size, dtype=torch.float64)
+    flat[: len(x)] = torch.tensor(x, dtype=torch.float64)
+    made = kind(layout.worker_partition(), torch.float64, **options)
+    return made, flat, made.decompress(made.compress(flat))[: len(x)].tolist()

@@ -17,10 +17,8 @@ GPT2_MODEL = {
 
 
 def make_task(cache, text=None, held_out=5, tokenizer=None, **more):
-    gpt2_options = {
+    options = {
         "model": GPT2_MODEL,
         "tokenizer": tokenizer or TrainedWordPiece(vocab_size=80),
     } | more
-    return Gpt2Pretraining(
-        text=text or FewDocuments(), held_out=held_out, cache=cache, **gpt2_options
-    )
+    return Gpt2Pretraining(text=text or FewDocuments(), held_out=held_out, cache=cache, **options)

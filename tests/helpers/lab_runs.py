@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import sys
+from contextlib import nullcontext
 from functools import partial
 
 from onebit.lab.config import composed
@@ -24,6 +25,11 @@ def train_in_threads(options, at_most=None):
     run.task.batch = batch_until
     run.comm.run(partial(train, run))
     return run
+
+
+def train_on_rank(communicator, options):
+    """This rank's part of the run, where the ranks are not threads."""
+    train(run_from(composed([*options, "comm=threads"])), communicator, nullcontext())
 
 
 def train_command(options):

@@ -13,7 +13,7 @@ NUMBERS = {"c": "coefficient", "c_avg": "coefficient_average", "r": "ratio", "sc
 BOUNDS = (0.1, 2.0)  # wide enough for some tensors to lie inside
 
 
-def more(optimizer, params):
+def lamb_state(optimizer, params):
     """The state that LAMB has beside Adam's."""
     state = optimizer.state
     found = {

@@ -2,9 +2,11 @@
 given.
 """
 
+from itertools import product
+
 import pytest
 import torch
-from helpers.cases import more
+from helpers.cases import more, more_of
 from helpers.kernel_steps import SHAPES, TYPES, Worker, assert_same
 
 from onebit.kernels import torch_ops
@@ -12,8 +14,15 @@ from onebit.kernels.torch_ops import Terms
 from onebit.layout import BLOCK
 
 
-@pytest.mark.parametrize("mask", ["all", "random", *more("whole blocks", "none")])
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    "dtype, mask",
+    [
+        (torch.float32, "all"),
+        (torch.float32, "random"),
+        (torch.float64, "random"),
+        *more_of((torch.float64, "all"), *product(TYPES, ("whole blocks", "none"))),
+    ],
+)
 @pytest.mark.parametrize("name", SHAPES)
 def test_compiled_kernels_give_the_same_bits(compiled, name, dtype, mask):
     """Everything that three steps write, at W = 1 to 4."""

@@ -10,7 +10,8 @@ from onebit.lab.claims import judge as judging
 from onebit.lab.claims.bert import formula_reduction
 from onebit.lab.claims.judge import consistent, judge
 from onebit.lab.claims.statistics import final_loss
-from onebit.lab.runs.load import RESULTS, TUNING_SEED, differing, load
+from onebit.lab.runs.compare import differing
+from onebit.lab.runs.load import RESULTS, TUNING_SEED, load
 from onebit.lab.runs.metadata import ROOT
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
@@ -198,11 +199,9 @@ def test_variance_has_settled_when_the_ratio_is_near_one(tmp_path, ratio, expect
 def test_two_seeds_are_not_judged_and_no_seed_at_the_papers_scale_needs_a_cluster(tmp_path):
     synthetic.write_all(tmp_path, seeds=(1, 2))
     synthetic.write_images(tmp_path, seeds=(1, 2))
-    assert {
-        judge(claim, load(tmp_path, claim.experiment, "laptop")).verdict
-        for claim in CLAIMS
-        if claim.profile == "laptop"
-    } == {"not judged"}
+    claims = [claim for claim in CLAIMS if claim.profile == "laptop"]
+    rows = {name: load(tmp_path, name, "laptop") for name in {c.experiment for c in claims}}
+    assert {judge(claim, rows[claim.experiment]).verdict for claim in claims} == {"not judged"}
     assert judge(BY_NAME["C7"], load(tmp_path, "figure_04", "paper")).verdict == "needs a cluster"
 
 

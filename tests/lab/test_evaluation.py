@@ -1,13 +1,11 @@
 """Evaluation: the mean of the workers' models is judged, and the training does not notice."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from helpers.lab_runs import rows, train_in_threads
+from helpers.lab_runs import rows, train_in_threads, train_on_rank
+from helpers.launch import run_gloo
 
 from onebit.comm import run_threads
 from onebit.lab.config import composed
@@ -30,7 +28,7 @@ def options(cache, tmp_path):
         "profile=smoke",
         "experiment=figure_06",
         "task.model.width=4",
-        "scale.steps=490",
+        "scale.steps_divisor=490",
         "evaluate_every=6",
         "progress=false",
         "checkpoint_every=5",
@@ -108,13 +106,7 @@ def test_a_resumed_run_has_the_evaluations_of_an_uninterrupted_one(options, tmp_
 def test_threads_and_gloo_evaluate_alike_bit_for_bit(options, tmp_path):
     chosen = ["workers=3", "optimizer=local_sgd"]
     train_in_threads(options("threads", *chosen))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run(
-        [sys.executable, "-m", "onebit.lab.train", *options("gloo", *chosen, "comm=gloo")],
-        env=environment,
-        check=True,
-        timeout=240,
-    )
+    run_gloo(3, train_on_rank, options("gloo", *chosen))
     for name, columns in (("curve", COLUMNS), ("evaluation", EVALUATION)):
         assert rows(tmp_path / "gloo", name, columns) == rows(tmp_path / "threads", name, columns)
 
@@ -125,7 +117,7 @@ def test_a_run_learns_what_it_is_evaluated_by(options, tmp_path):
             "run",
             "workers=1",
             "optimizer=momentum_sgd",
-            "scale.steps=100",
+            "scale.steps_divisor=100",
             "task.model.width=8",
             "evaluate_every=98",
         )

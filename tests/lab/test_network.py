@@ -61,7 +61,7 @@ def test_a_delayed_communicator_changes_the_time_only():
 
 def namespaces():
     listed = subprocess.run(
-        [network._path("ip"), "netns", "list"], capture_output=True, text=True
+        [network.tool_path("ip"), "netns", "list"], capture_output=True, text=True
     ).stdout
     return {line.split()[0] for line in listed.splitlines() if line}
 
@@ -126,7 +126,7 @@ else:
 def test_a_link_lets_no_more_pass_than_its_rate(tmp_path):
     with network.link(100) as ends:
         ends.run([sys.executable, "-c", RECEIVE, str(tmp_path / "seconds")], timeout=240)
-    wire = 8 * (2_000_000 - network.BURST) / 100e6
+    wire = 8 * (2_000_000 - network.burst(100)) / 100e6
     assert float((tmp_path / "seconds").read_text()) >= wire
 
 

@@ -1,6 +1,7 @@
 """Plans: the paper's own scale, told without training."""
 
 import pytest
+from helpers.cases import more
 
 from onebit.lab.plan import MACHINES, describe
 
@@ -15,6 +16,8 @@ def test_the_papers_profile_is_the_papers_run():
         "4,096 examples of 128 tokens",
         "64 workers x 4 x 16",
         "622,592,000",
+        "sbatch --job-name=figure_04 --nodes=8 --ntasks-per-node=8 --gpus-per-node=8 "
+        "--time=48:00:00 scripts/slurm/train.sbatch figure_04 optimizer=NAME\n",
         "torchrun --nnodes 8",
         "mpirun -n 64",
         "comm=nccl",
@@ -23,7 +26,9 @@ def test_the_papers_profile_is_the_papers_run():
         assert part in text
 
 
-@pytest.mark.parametrize("name", ["figure_06", "figure_10", "figure_11", "figure_12", "figure_13"])
+@pytest.mark.parametrize(
+    "name", ["figure_06", *more("figure_10", "figure_11", "figure_12", "figure_13")]
+)
 def test_the_papers_profile_on_images_is_the_papers_run(name):
     """ResNet-18 with a stem for small images, whose 0.555 G multiplications and additions an
     image are known: 2 x 3 x 0.555e9 x 10e6 = 3.3e16.

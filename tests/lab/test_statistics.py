@@ -31,9 +31,8 @@ def test_mean_interval_holds_the_mean_in_95_of_100_samples():
     assert np.mean(held) == pytest.approx(0.95, abs=0.012)  # 3.5 standard errors
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "n", "expected"),
-    [
+def test_verdict_of_an_equivalence():
+    for low, high, n, expected in (
         (-0.01, 0.02, 3, "reproduced"),
         (-0.01, 0.04, 3, "partly"),
         (-0.05, 0.05, 3, "partly"),
@@ -41,10 +40,9 @@ def test_mean_interval_holds_the_mean_in_95_of_100_samples():
         (-0.06, -0.04, 3, "not reproduced"),
         (-0.01, 0.02, 2, "not judged"),
         (inf, inf, 3, "not reproduced"),
-    ],
-)
-def test_verdict_of_an_equivalence(low, high, n, expected):
-    assert verdict(Interval((low + high) / 2, low, high, n), (-MARGIN, MARGIN)) == expected
+    ):
+        interval = Interval((low + high) / 2, low, high, n)
+        assert verdict(interval, (-MARGIN, MARGIN)) == expected, interval
 
 
 def test_a_mean_that_is_not_defined_is_never_reproduced():

@@ -10,7 +10,7 @@ from helpers.lamb_runs import (
     assert_all_equal_reference,
     assert_same_bits,
     histories,
-    more,
+    lamb_state,
     numbers,
 )
 from helpers.reference_runs import (
@@ -37,7 +37,7 @@ def test_lamb_equals_its_reference(ranks, bias_correction, max_norm):
         "max_grad_norm": max_norm,
         "coefficient_bounds": BOUNDS,
     }
-    history = run_threads(ranks, lambda c: train(c, onebit.Lamb, options, more=more))
+    history = run_threads(ranks, lambda c: train(c, onebit.Lamb, options, more=lamb_state))
     assert len({*history[0][-1]["c"]}) > 3  # not all at the bounds
     assert_all_equal_reference(
         history,

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.cases import more
 from helpers.reference_runs import (
     WORLD_SIZES,
     joined,
@@ -36,7 +37,7 @@ def gradients_at(ranks):
     "options",
     [
         {"tau": 3},
-        {"tau": 5},
+        *more({"tau": 5}),
         {"tau": 1},
         {"tau": 4, "compressor": Identity, "bias_correction": False},
         {"max_grad_norm": 5.0},

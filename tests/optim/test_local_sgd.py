@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.cases import more
+from helpers.cases import more, more_of
 from helpers.reference_runs import WORLD_SIZES, joined, local_gradient, start_values
 from helpers.sgd_runs import (
     PLAIN,
@@ -21,8 +21,7 @@ from onebit.comm import Single, run_threads
 
 @pytest.mark.parametrize("ranks", WORLD_SIZES)
 @pytest.mark.parametrize("groups", [PLAIN, SGD_GROUPS])
-@pytest.mark.parametrize("tau", [1, 4])
-@pytest.mark.parametrize("max_norm", [None, 5.0])
+@pytest.mark.parametrize("tau, max_norm", [(1, 5.0), (4, None), *more_of((1, None), (4, 5.0))])
 def test_local_sgd_equals_its_reference(ranks, groups, tau, max_norm):
     """Each rank's own model and momentum, between averages too."""
     history = run_threads(

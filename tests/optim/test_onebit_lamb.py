@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.cases import more_of
 from helpers.lamb_runs import (
     BOUNDS,
     TENSORS,
     assert_all_equal_reference,
     assert_same_bits,
     histories,
-    more,
+    lamb_state,
 )
 from helpers.reference_runs import (
     GROUPS,
@@ -29,13 +30,14 @@ from helpers.reference_runs import (
     train,
 )
 from helpers.small_runs import make, step
-from optim.test_options import P
 
 import onebit
 from onebit import reference
 from onebit.comm import run_threads
 from onebit.compression import Identity
 from onebit.layout import Layout
+
+P = [torch.nn.Parameter(torch.zeros(3))]
 
 
 def fused_segments(ranks):
@@ -73,7 +75,7 @@ def test_onebit_lamb_equals_its_reference(
         "max_grad_norm": max_norm,
         "coefficient_bounds": BOUNDS,
     }
-    history = run_threads(ranks, lambda c: train(c, onebit.OneBitLamb, options, more=more))
+    history = run_threads(ranks, lambda c: train(c, onebit.OneBitLamb, options, more=lamb_state))
     assert len({*history[0][-1]["r"]}) > 2  # not all at the bounds
     assert_all_equal_reference(
         history,
@@ -109,7 +111,7 @@ def test_basic_onebit_lamb_equals_its_reference_and_freezes_the_coefficients(ran
         "coefficient_beta": 0.7,
         "ratio_threshold": 0.3,
     }
-    history = run_threads(ranks, lambda c: train(c, onebit.OneBitLamb, options, more=more))
+    history = run_threads(ranks, lambda c: train(c, onebit.OneBitLamb, options, more=lamb_state))
     assert_all_equal_reference(
         history,
         reference.one_bit_lamb(
@@ -181,7 +183,7 @@ def test_an_uncompressed_group_is_trained_by_plain_lamb_exactly():
 
 
 @pytest.mark.parametrize(
-    "dtype, bits", [(torch.float32, 32), (torch.bfloat16, 16), (torch.float16, 16)]
+    "dtype, bits", [(torch.float32, 32), (torch.bfloat16, 16), *more_of((torch.float16, 16))]
 )
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
 def test_a_runs_traffic_is_the_papers_share_of_lambs(dtype, bits, scale):

@@ -32,7 +32,7 @@ def test_a_new_warmup_keeps_what_the_errors_hold_and_the_average_coefficient(sca
         )
         for t in range(20):
             step(run, t, communicator.rank, scale=1.0 + t)
-        (part,) = run.optimizer._parts
+        (part,) = run.optimizer._run.buckets
         before = (
             part.momentum.clone(),
             *part.errors(),
@@ -187,7 +187,7 @@ def test_distributed_checkpoint_keeps_the_numbers_of_each_tensor():
 
 
 @pytest.mark.parametrize("scale", ["tensor", "fused"])
-def test_a_resumed_run_draws_the_lots_of_a_stochastic_compressor_that_it_would_have_drawn(scale):
+def test_a_resumed_run_makes_the_random_draws_that_it_would_have_made(scale):
     options = {
         "kind": onebit.OneBitLamb,
         "warmup": 8,

@@ -7,22 +7,12 @@ import torch
 from helpers.cases import more
 from helpers.launch import BACKENDS
 from helpers.nets import Net, backward, state_of
-from helpers.overlapped import SMALL, make_net
+from helpers.overlapped import OVERLAP_KINDS, SMALL, make_net
 from helpers.small_runs import same
 
 import onebit
 from onebit.comm import Single, run_threads
-from onebit.optim.flat import buckets
-
-OVERLAP_KINDS = [
-    (onebit.OneBitAdam, {"warmup": 6}),
-    (onebit.NaiveOneBitAdam, {}),
-    (onebit.DistributedAdam, {}),
-    (onebit.OneBitLamb, {"warmup": 6, "coefficient_beta": 0.8, "scale": "fused"}),
-    (onebit.DistributedSGD, {"momentum": 0.9}),
-    (onebit.DoubleSqueeze, {"weight_decay": 0.1}),
-    (onebit.EFMomentumSGD, {"weight_decay": 0.1}),
-]
+from onebit.optim.bucket import buckets
 
 
 def train(communicator, kind, options, compress=True, steps=16):
@@ -114,12 +104,14 @@ def test_buckets_leave_during_backward_last_parameters_first():
     """
     model, optimizer = make_net(Single(), warmup=2, bucket_cap_mb=SMALL, overlap=True)
     left = []
-    model.layers[0].weight.register_hook(lambda g: left.append(len(optimizer._hooks._started)))
+    model.layers[0].weight.register_hook(
+        lambda g: left.append(len(optimizer._run.overlap._started))
+    )
     for t in range(4):
         backward(model, t, 0)
         optimizer.step()
         optimizer.zero_grad()
-    parts = len(optimizer._parts)
+    parts = len(optimizer._run.buckets)
     assert parts >= 6 and left[0] == 0 and all(parts - 3 <= count < parts for count in left[1:])
 
 
@@ -169,9 +161,9 @@ def test_after_no_sync_buckets_leave_early_again():
     for t in range(3):
         with optimizer.no_sync():
             backward(model, t, 0)
-        assert not optimizer._hooks.is_under_way
+        assert not optimizer._run.overlap.is_under_way
         backward(model, t, 0)
-        assert optimizer._hooks.is_under_way == (t > 0)
+        assert optimizer._run.overlap.is_under_way == (t > 0)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -229,6 +221,6 @@ def test_compress_may_change_between_steps_of_the_warmup():
         backward(model, t, 0)
         optimizer.step()
         optimizer.zero_grad()
-    assert [part.compress for part in optimizer._parts].count(
+    assert [part.compress for part in optimizer._run.buckets].count(
         False
     ) == 2 and optimizer.phase == "compressed"

@@ -3,9 +3,8 @@
 import pytest
 import torch
 from helpers.nets import backward, state_of
-from helpers.overlapped import SMALL, make_net
+from helpers.overlapped import OVERLAP_KINDS, SMALL, make_net
 from helpers.small_runs import same
-from optim.test_overlap import OVERLAP_KINDS
 
 import onebit
 from onebit.comm import Single, run_threads

@@ -105,7 +105,7 @@ def test_a_step_with_a_quantized_variance_sends_one_and_n_bits(ranks, bits):
         assert last.calls == (5 if ranks > 1 else 0)
 
 
-def test_the_lots_of_a_resumed_run_go_on():
+def test_the_random_draws_of_a_resumed_run_go_on():
     """The second half of a run that was saved makes the second half's random draws.
 
     With those of the first it would end elsewhere.
@@ -128,7 +128,7 @@ def test_the_lots_of_a_resumed_run_go_on():
                 communicator, params, state, kind=QuantizedVarianceAdam, variance_compressor=QSGD[4]
             )
             if rounds is not None:
-                for allreduce in other.optimizer._variance_allreduces.values():
+                for allreduce in other.optimizer._run.variance_allreduces.values():
                     allreduce.rounds = rounds
             for t in range(5, 10):
                 step(other, t, communicator.rank)

@@ -1,165 +1,17 @@
-"""README and docs/ tell the truth: code blocks run, commands and links exist, the site builds."""
+"""README and docs/ tell the truth: commands, files, tests and links exist, and the site builds."""
 
-import functools
 import importlib.util
-import json
-import os
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.pages import CLAIMS, PAGES, README, ROOT, blocks, prose
 
-ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
-USING = ROOT / "docs" / "using.md"
-TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-PAGES = TOP + sorted((ROOT / "docs").rglob("*.md"))
-CLAIMS = re.compile(r"<!-- claims: .*<!-- end of claims -->\n", re.S)
-
-# What stands for the reader's own code in the blocks of a page.
-SETUP = """
-import os, tempfile
-import torch
-from torch import nn
-import onebit
-
-torch.compile = lambda function: function  # compiling takes longer than all other blocks together
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
-rank = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", 0)))
-generator = torch.Generator().manual_seed(rank)
-data = [torch.randn(8, 16, generator=generator) for _ in range(4)]
-batch = data[0]
-
-def loss(model, batch):
-    return (model(batch) - batch.sum(1, keepdim=True)).square().mean()
-"""
-GLOO = """
-if not torch.distributed.is_initialized():
-    torch.distributed.init_process_group("gloo")
-folder, checkpoint = os.environ["FOLDER"], os.environ["FOLDER"] + "/checkpoint.pt"
-optimizer = onebit.OneBitAdam(model.parameters(), lr=1e-3, warmup=2000)
-"""
-README_MODEL = """
-model = nn.Linear(1024, 1024)
-data = [torch.randn(8, 1024, generator=generator) for _ in range(22)]
-"""
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of a page.
-
-    Attributes:
-        place: file and line, as an error names it.
-        section: the heading above it.
-    """
-
-    place: str
-    section: str
-    language: str
-    text: str
-
-
-def blocks(path: Path) -> list[Block]:
-    """The fenced blocks of a page, in order."""
-    found, section, language, lines, start = [], "", None, [], 0
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if language is None and line.startswith("#"):
-            section = line
-        elif language is None and line.startswith("```"):
-            language, lines, start = line[3:].strip(), [], number
-        elif line.startswith("```"):
-            place = f"{path.name}:{start}"
-            found.append(Block(place, section, language, "\n".join(lines)))
-            language = None
-        elif language is not None:
-            lines.append(line)
-    return found
-
-
-def prose(path: Path) -> str:
-    """A page without its fenced blocks."""
-    return re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
-
-
-def python_sections(path: Path) -> list[list[Block]]:
-    """The Python blocks of a page, those below one heading together."""
-    sections: dict[str, list[Block]] = {}
-    for block in blocks(path):
-        if block.language == "python":
-            sections.setdefault(block.section, []).append(block)
-    return list(sections.values())
-
-
-def run_blocks(folder: Path, launcher: list[str], setup: str, sections: list[list[Block]]) -> str:
-    """Run blocks in two processes, and return what process 0 prints."""
-    page = folder / "page.json"
-    listed = [[[block.place, block.text] for block in section] for section in sections]
-    page.write_text(json.dumps({"setup": setup, "sections": listed}))
-    done = subprocess.run(
-        [*launcher, str(ROOT / "tests" / "repository" / "run_blocks.py"), str(page)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env=os.environ
-        | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "FOLDER": str(folder)},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
-
-
-def torchrun() -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--standalone",
-    ]
-
-
-def uses_mpi(section: list[Block]) -> bool:
-    return any("comm.Mpi(" in block.text for block in section)
-
-
-def test_readmes_loop_trains_on_two_processes_and_prints_what_readme_shows(tmp_path):
-    """The diff is applied; only the length of the warm-up is another one, to save time."""
-    diff, question, answer = (
-        next(block for block in blocks(README) if block.language == language)
-        for language in ("diff", "python", "text")
-    )
-    kept = [line[1:] for line in diff.text.splitlines() if not line.startswith("-")]
-    loop = "\n".join(kept).replace("warmup=2000", "warmup=20")
-    assert "warmup=20)" in loop
-    section = [Block(diff.place, "", "python", loop), question]
-    printed = run_blocks(tmp_path, torchrun(), SETUP + README_MODEL, [section])
-    assert printed.strip() == answer.text.strip()
-
-
-def test_every_python_block_of_using_runs_on_two_processes(tmp_path):
-    sections = [section for section in python_sections(USING) if not uses_mpi(section)]
-    assert len(sections) > 10
-    run_blocks(tmp_path, torchrun(), SETUP + GLOO, sections)
-
-
-def test_every_mpi_block_of_using_runs_under_mpirun(tmp_path):
-    pytest.importorskip("mpi4py")
-    launcher = Path(sys.executable).with_name("mpirun")
-    if not launcher.exists():
-        pytest.skip("this environment has no mpirun beside its Python")
-    options = ["--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable]
-    sections = [section for section in python_sections(USING) if uses_mpi(section)]
-    assert sections
-    run_blocks(tmp_path, [str(launcher), *options], SETUP, sections)
-
-
-# ---- commands
+REPRODUCING = ROOT / "docs" / "reproducing.md"
 
 
 def commands(path: Path) -> list[tuple[str, list[str]]]:
@@ -180,19 +32,16 @@ def without_variables(words: list[str]) -> list[str]:
     return words[1:] if words and re.fullmatch(r"[A-Z_]+=.*", words[0]) else words
 
 
-@functools.cache
-def make_knows(target: str) -> bool:
-    done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True)
-    return done.returncode == 0
+def targets_of(words: list[str]) -> list[str]:
+    """The targets of a make command; figure-N stands for any figure."""
+    command, *rest = without_variables(words)
+    named = [word for word in rest if "=" not in word] if command == "make" else []
+    return [name.replace("-N", "-4") for name in named]
 
 
 def complaint(words: list[str]) -> str | None:
-    """Why a command cannot work, or None. Nothing is run but make --dry-run."""
+    """Why a command cannot work, or None. Nothing is run."""
     command, *rest = without_variables(words)
-    if command == "make":
-        targets = [word for word in rest if "=" not in word]
-        unknown = [name for name in targets if not make_knows(name.replace("-N", "-4"))]
-        return f"make has no target {unknown[0]}" if unknown else None
     if "-m" in rest and command in ("python", "mpirun"):
         module = rest[rest.index("-m") + 1]
         return None if importlib.util.find_spec(module) else f"there is no module {module}"
@@ -205,22 +54,41 @@ def complaint(words: list[str]) -> str | None:
         files = [word for word in [command, *rest] if re.search(r"\.(py|sh|sbatch)$", word)]
         missing = [name for name in files if name != "script.py" and not (ROOT / name).exists()]
         return f"there is no file {missing[0]}" if missing else None
-    return None if command in ("git", "cd") else f"no test knows the command {command}"
+    return None if command in ("make", "git", "cd") else f"no test knows the command {command}"
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_command_of_a_page_exists(path):
-    wrong = [(place, complaint(words)) for place, words in commands(path)]
+def test_every_command_of_a_page_exists():
+    wrong = [(place, complaint(words)) for path in PAGES for place, words in commands(path)]
     assert [(place, why) for place, why in wrong if why] == []
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_file_that_a_page_names_exists(path):
+def test_every_make_target_that_a_page_names_exists():
+    named = {name for path in PAGES for _, words in commands(path) for name in targets_of(words)}
+    assert len(named) > 20
+    done = subprocess.run(
+        ["make", "--dry-run", *sorted(named)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_file_that_a_page_names_exists():
     """Inline code such as `scripts/check_gpu.sh`; names in capitals and stars stand for others."""
     top = "src|conf|experiments|notebooks|scripts|examples|results|tests|docs"
-    named = re.findall(rf"`((?:{top})/[^`\s:]*)`", prose(path))
-    concrete = [name for name in named if not re.search(r"[A-Z*<]{2}|\*|live|runs/", name)]
-    assert [name for name in concrete if not (ROOT / name).exists()] == []
+    named = [
+        (path.name, name)
+        for path in PAGES
+        for name in re.findall(rf"`((?:{top})/[^`\s:]*)`", prose(path))
+        if not re.search(r"[A-Z*<]{2}|\*|live|runs/", name)
+    ]
+    assert [(page, name) for page, name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_optimizer_that_the_experiments_page_offers_is_in_conf():
+    table = re.search(r"^\| `optimizer=` .*?\n\n", prose(REPRODUCING), re.M | re.S)[0]
+    offered = re.findall(r"`([a-z]\w+)`", table)
+    assert len(offered) > 10
+    configured = ROOT / "conf" / "optimizer"
+    assert [name for name in offered if not (configured / f"{name}.yaml").exists()] == []
 
 
 def test_every_test_that_a_page_names_exists():
@@ -239,17 +107,23 @@ def test_readme_is_at_most_180_lines_and_1800_words_beside_the_claims():
     assert len(outside.splitlines()) <= 180 and len(outside.split()) <= 1800
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_no_line_of_prose_is_wider_than_100_columns(path):
-    lines = CLAIMS.sub("", path.read_text()).splitlines()
-    wide = [line for line in lines if len(line) > 100 and not line.startswith("|")]
-    assert wide == []
+def lines_of_pages() -> list[tuple[str, str]]:
+    """(page, line) of all pages, without the claims, which are written by a program."""
+    return [
+        (path.name, line)
+        for path in PAGES
+        for line in CLAIMS.sub("", path.read_text()).splitlines()
+    ]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_no_table_cell_holds_a_paragraph(path):
-    rows = [line for line in CLAIMS.sub("", path.read_text()).splitlines() if line.startswith("|")]
-    assert [cell for row in rows for cell in row.split("|") if len(cell) > 140] == []
+def test_no_line_of_prose_is_wider_than_100_columns():
+    lines = lines_of_pages()
+    assert [wide for wide in lines if len(wide[1]) > 100 and not wide[1].startswith("|")] == []
+
+
+def test_no_table_cell_holds_a_paragraph():
+    rows = [(page, line) for page, line in lines_of_pages() if line.startswith("|")]
+    assert [(page, c) for page, row in rows for c in row.split("|") if len(c) > 140] == []
 
 
 def anchor(heading: str) -> str:
@@ -257,21 +131,24 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_internal_link_leads_somewhere(path):
-    broken = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
-        if re.match(r"https?:", target):
-            continue
-        name, _, fragment = target.partition("#")
-        file = (path.parent / name).resolve() if name else path
-        if not file.exists():
-            broken.append(target)
-        elif fragment and file.suffix == ".md":
-            headings = re.findall(r"^#+ (.+)$", prose(file), re.M)
-            if fragment not in map(anchor, headings):
-                broken.append(target)
-    assert broken == []
+def is_broken(path: Path, target: str) -> bool:
+    """Whether a link of a page leads to no file, or to no heading of a page."""
+    if re.match(r"https?:", target):
+        return False
+    name, _, fragment = target.partition("#")
+    file = (path.parent / name).resolve() if name else path
+    if not file.exists():
+        return True
+    headings = re.findall(r"^#+ (.+)$", prose(file), re.M) if file.suffix == ".md" else []
+    return bool(fragment) and fragment not in map(anchor, headings)
+
+
+def test_every_internal_link_leads_somewhere():
+    links = [
+        (path, target) for path in PAGES for target in re.findall(r"\]\(([^)\s]+)\)", prose(path))
+    ]
+    assert len(links) > 50
+    assert [(path.name, target) for path, target in links if is_broken(path, target)] == []
 
 
 SPEED_TABLE = {  # the experiments of docs/speed.md with a warm-up -> baseline, compressed optimizer
@@ -303,6 +180,16 @@ def test_headline_numbers_are_those_of_the_committed_runs():
     for experiment in SPEED_TABLE:
         row = next(line for line in speed.splitlines() if f"`{experiment}` |" in line)
         assert f"| {steps[experiment]:.1f} x |" in row and f"| {totals[experiment]:.1f} x |" in row
+
+
+def test_citation_and_changelog_know_the_version_of_the_package():
+    yaml = pytest.importorskip("yaml")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert len(citation["references"]) == 3
+    assert f"## [{project['version']}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.timeout(300)

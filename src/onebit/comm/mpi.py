@@ -86,7 +86,7 @@ class Mpi(Communicator):
         self._wait(self.comm.Iallreduce(self._buffer(x), self._buffer(result)), "all_reduce")
         return result
 
-    def _buffer(self, x: Tensor):
+    def _buffer(self, x: Tensor) -> Any:
         """What mpi4py takes: a NumPy array, or a CUDA tensor.
 
         MPI knows no streams, so that the tensor must have been written completely.
@@ -96,7 +96,7 @@ class Mpi(Communicator):
         torch.cuda.current_stream(x.device).synchronize()
         return x
 
-    def _wait(self, request, collective: str) -> None:
+    def _wait(self, request: Any, collective: str) -> None:
         """Wait until the request is done.
 
         MPI's own wait has no time-out, and it keeps the core from a rank that shares it.
@@ -107,16 +107,16 @@ class Mpi(Communicator):
             if time.monotonic() > deadline:
                 self._give_up(request, collective)
 
-    def _give_up(self, request, collective: str) -> None:
+    def _give_up(self, request: Any, collective: str) -> None:
         # The library may still write into the buffers, which the request keeps alive. At exit,
         # MPI_Finalize would wait for the missing rank forever.
         self._unfinished = request
         atexit.register(self.comm.Abort, 1)
         raise RuntimeError(
             f"rank {self.rank} of {self.size} waited {self.timeout} s in {collective}: another "
-            "rank failed or did not enter the same collective. Look for the first error in the ranks' "
-            "output, and for a branch that only some ranks take. If a rank is only slow, raise "
-            "Mpi(timeout=)."
+            "rank failed or did not enter the same collective. Look for the first error in the "
+            "ranks' output, and for a branch that only some ranks take. If a rank is only slow, "
+            "raise Mpi(timeout=)."
         )
 
 
@@ -156,7 +156,7 @@ def _require_launchers_own(size: int) -> None:
         )
 
 
-def _require_cuda_aware(MPI) -> None:
+def _require_cuda_aware(MPI: Any) -> None:
     if not torch.cuda.is_available():
         raise RuntimeError(
             "cuda_aware=True needs a GPU, and this process sees none (torch.cuda.is_available() is "
@@ -170,7 +170,7 @@ def _require_cuda_aware(MPI) -> None:
         )
 
 
-def _says_cuda_aware(MPI) -> bool:
+def _says_cuda_aware(MPI: Any) -> bool:
     """The MPI library's own answer.
 
     Its function is found through mpi4py's extension module, which has loaded the library.

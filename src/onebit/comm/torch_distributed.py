@@ -83,7 +83,8 @@ class TorchDistributed(Communicator):
             raise RuntimeError(
                 f"{collective} failed on rank {self.rank} of {self.size}: {error}\nAnother rank "
                 "failed, or did not enter the same collective within the group's time-out. Look "
-                "for the first error in the ranks' logs, and for a branch that only some ranks take."
+                "for the first error in the ranks' logs, and for a branch that only some ranks "
+                "take."
             ) from error
 
 
