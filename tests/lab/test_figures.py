@@ -14,7 +14,6 @@ from onebit.lab.report.artifact import load_artifact, names
 from onebit.lab.report.captions import of_figure
 from onebit.lab.report.style import LOOKS
 from onebit.lab.runs import load as results
-from onebit.lab.runs.metadata import ROOT
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
 NAMES = [name for name in names() if name.startswith("figure_")]

@@ -10,7 +10,6 @@ from onebit.lab.report.artifact import load_artifact, names, overrides_of, sweep
 from onebit.lab.report.style import LOOKS
 from onebit.lab.reproduce import runs_of
 from onebit.lab.runs import load as results
-from onebit.lab.runs.metadata import ROOT
 from onebit.lab.training.run import run_from
 
 NAMES = [name for name in names() if name.startswith("sweep_")]
