@@ -1,41 +1,54 @@
-"""Error feedback: why the errors cancel in SGD, why they do not in Adam's variance, and what it costs to forget them.
+"""Error feedback: errors cancel in SGD, but not in Adam's variance; forgetting them is costly.
 
-    python experiments/error_feedback.py             redraw the figure from results/theory/error_feedback.csv
+    python experiments/error_feedback.py             redraw the figure from results/theory
     python experiments/error_feedback.py --measure   run it first, 1 minute on 2 cores
 
-"1-bit Adam" (Tang et al., ICML 2021). Section 4.1: with delta_s = mean_i delta_i + delta_bar, what step s loses,
+"1-bit Adam" (Tang et al., ICML 2021). Section 4.1: with delta_s = mean_i delta_i + delta_bar, what
+step s loses,
 
-    without feedback   x_t = x_0 - gamma sum_s g_s + gamma sum_s delta_s        with feedback   x_t = x_0 - gamma sum_s g_s + gamma delta_t
+    without feedback   x_t = x_0 - gamma sum_s g_s + gamma sum_s delta_s
+    with feedback      x_t = x_0 - gamma sum_s g_s + gamma delta_t
 
-Section 4.2: Adam on such gradients squares g_t + delta_{t-1} - delta_t, so that v takes in, beside g_t^2, a term
-2 g_t (delta_{t-1} - delta_t) and a term (delta_{t-1} - delta_t)^2, which is never negative. "Reset": the errors are forgotten after
-every k steps; k = 1 is no feedback at all. The problem is that of linear_speedup, but its noise is that of rare events: where the noise's
-median is not 0, the mean sign points elsewhere than the mean gradient. f lies between 0 and 1.
+Section 4.2: Adam on such gradients squares g_t + delta_{t-1} - delta_t, so that v takes in, beside
+g_t^2, a term 2 g_t (delta_{t-1} - delta_t) and a term (delta_{t-1} - delta_t)^2, which is never
+negative. "Reset": the errors are forgotten after every k steps; k = 1 is no feedback at all. The
+problem is that of linear_speedup, but its noise is that of rare events: where the noise's median is
+not 0, the mean sign points elsewhere than the mean gradient. f lies between 0 and 1.
 
 Rules, written before the committed runs; "intervals" are 95% t-intervals over the seeds.
-    1. without feedback ||sum_s delta_s|| grows like t^0.5 or faster from T / 10 to T; with feedback ||delta_t|| is at most twice as large
-       after T / 10 as before
-    2. with feedback f ends at most twice as high as without compression; without feedback at least ten times as high
-    3. the quadratic term, summed over the coordinates and all steps, is larger than the sum of g_t^2, and grows like t^0.9 to t^1.1
-    4. forgetting the errors at every step costs more than every 10 steps, and that more than never: intervals apart
+
+    1. Without feedback ||sum_s delta_s|| grows like t^0.5 or faster from T / 10 to T; with feedback
+       ||delta_t|| is at most twice as large after T / 10 as before.
+    2. With feedback f ends at most twice as high as without compression; without feedback at least
+       ten times as high.
+    3. The quadratic term, summed over the coordinates and all steps, is larger than the sum of
+       g_t^2, and grows like t^0.9 to t^1.1.
+    4. Forgetting the errors at every step costs more than every 10 steps, and that more than never:
+       the intervals are apart.
+
+`onebit.lab.claims.theory` judges them.
 """
 
+import argparse
 import os
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from onebit import reference
 from onebit.lab.bench import theory
-from onebit.lab.bench.theory import Problem, Sample
-from onebit.lab.claims.judge import mean_interval, show
-from onebit.lab.claims.theory import chosen, final, late_exponents
+from onebit.lab.bench.drawing import draw_seeds
+from onebit.lab.bench.measurement import TheoryMeasurement
+from onebit.lab.bench.theory import Problem, Sample, Step
+from onebit.lab.claims.theory import error_feedback_rules
+from onebit.lab.claims.theory_statistics import chosen, final
 from onebit.lab.report import figure as figures
-from onebit.lab.runs import measurements as measured
+from onebit.lab.runs.measurements import positive
 
-NAME = "error_feedback"
 PROBLEM = Problem(sigma=4.0, rare=0.1, v_max=1.0)
 WORKERS, GAMMA, ADAM_GAMMA, STEPS = 4, 0.005, 0.001, 10000
 SEEDS = tuple(range(1, 9))
@@ -60,8 +73,13 @@ LOOKS = {
 }
 
 
-def withheld(run, reset_every):
-    """(t, step, what all errors up to t keep from x [seeds, d]) for each step: what was forgotten, and the errors still kept."""
+def withheld(
+    run: Iterator[Step], reset_every: int | None
+) -> Iterator[tuple[int, Step, np.ndarray]]:
+    """(t, step, what all errors up to t keep from x [seeds, d]) for each step.
+
+    The last is what was forgotten and the errors that are still kept.
+    """
     forgotten = 0.0
     for t, step in enumerate(run, 1):
         total = forgotten + step.error
@@ -70,13 +88,16 @@ def withheld(run, reset_every):
             forgotten = total
 
 
-def marks(steps):
+def marks(steps: int) -> set[int]:
     """Some 50 steps, evenly spaced on a logarithmic axis, among them the last."""
     return {int(t) for t in np.unique(np.geomspace(1, steps, 50).round())}
 
 
-def rows_of(part, setting, seeds, quantities):
-    """quantities: step -> {quantity: [seeds]}."""
+def rows_of(part: str, setting: object, seeds: tuple[int, ...], quantities: dict) -> list[dict]:
+    """The rows of one setting.
+
+    quantities: step -> {quantity: [seeds]}.
+    """
     return [
         {
             "part": part,
@@ -92,26 +113,29 @@ def rows_of(part, setting, seeds, quantities):
     ]
 
 
-def value(step):
+def value(step: Step) -> np.ndarray:
     """f(x) after the step, of each seed."""
     return PROBLEM.value(step.state.x.reshape(step.gradient.shape))
 
 
-def sums(setting, seeds, steps):
+def sums(setting: str, seeds: tuple[int, ...], steps: int) -> list[dict]:
     """Section 4.1, on SGD: f and the norm of what the errors keep from x."""
     _, compressed, reset_every = FEEDBACK[setting]
     run = theory.momentum_sgd(
         Sample(PROBLEM, WORKERS, seeds), steps, GAMMA, compressed, beta=0.0, reset_every=reset_every
     )
-    chosen, found = marks(steps), {}
+    marked, found = marks(steps), {}
     for t, step, total in withheld(run, reset_every):
-        if t in chosen:
+        if t in marked:
             found[t] = {"f": value(step), "errors": np.linalg.norm(total, axis=-1)}
     return rows_of("sums", setting, seeds, found)
 
 
-def terms(setting, seeds, steps):
-    """Section 4.2, on Adam with compressed gradients: the three terms of (g_t + delta_{t-1} - delta_t)^2, summed over coordinates and steps."""
+def terms(setting: str, seeds: tuple[int, ...], steps: int) -> list[dict]:
+    """Section 4.2, on Adam with compressed gradients: the terms of (g_t + delta_{t-1} - delta_t)^2.
+
+    They are summed over coordinates and steps.
+    """
     C = theory.one_bit_by_seed(PROBLEM.dimension)
     run = theory.steps_of(
         reference.naive_one_bit_adam,
@@ -121,7 +145,8 @@ def terms(setting, seeds, steps):
         ((), ()),
         C=C,
     )
-    chosen, found, previous, totals = marks(steps), {}, 0.0, np.zeros((3, len(seeds)))
+    marked, found = marks(steps), {}
+    previous, totals = 0.0, np.zeros((3, len(seeds)))
     for t, step in enumerate(run, 1):
         change = previous - step.error
         totals = totals + [
@@ -130,17 +155,18 @@ def terms(setting, seeds, steps):
             (change**2).sum(-1),
         ]
         previous = step.error
-        if t in chosen:
+        if t in marked:
             found[t] = dict(zip(TERMS, totals))
     return rows_of("terms", setting, seeds, found)
 
 
-def resets(setting, seeds, steps):
-    """f, the mean over the last tenth of the steps, of momentum SGD that forgets the errors every `setting` steps; "exact": not compressed."""
-    compressed, reset_every = (
-        setting != "exact",
-        {"never": None, "exact": None}.get(setting, setting),
-    )
+def resets(setting: int | str, seeds: tuple[int, ...], steps: int) -> list[dict]:
+    """f of momentum SGD that forgets the errors every `setting` steps; "exact": not compressed.
+
+    f is the mean over the last tenth of the steps.
+    """
+    compressed = setting != "exact"
+    reset_every = None if setting in ("never", "exact") else setting
     run = theory.momentum_sgd(
         Sample(PROBLEM, WORKERS, seeds), steps, GAMMA, compressed, reset_every=reset_every
     )
@@ -148,7 +174,8 @@ def resets(setting, seeds, steps):
     return rows_of("resets", setting, seeds, {steps: {"f": np.mean(tail, axis=0)}})
 
 
-def measure(options):
+def measure(options: argparse.Namespace) -> list[dict]:
+    """The rows of the CSV: every part in every setting."""
     seeds, steps = tuple(options.seeds), options.steps
     settings = (
         [(sums, name) for name in FEEDBACK]
@@ -161,92 +188,15 @@ def measure(options):
         return [row for task in tasks for row in task.result()]
 
 
-# ---- what is found
-
-
-def growth(rows, part, setting, quantity):
-    """The interval of the exponent of t with which a quantity grows from T / 10 to T."""
-    return mean_interval(late_exponents(rows, part, setting, quantity).to_numpy())
-
-
-def judge(rows):
-    """A line for each rule."""
-    lost, kept = growth(rows, "sums", "none", "errors"), chosen(rows, "sums", "feedback", "errors")
-    early = kept.step < kept.step.max() / 10
-    ratio = kept[~early].value.max() / kept[early].value.max()
-    f = {
-        setting: mean_interval(final(rows, "sums", setting, "f").to_numpy()) for setting in FEEDBACK
-    }
-    share = mean_interval(
-        (
-            final(rows, "terms", "naive", "quadratic")
-            / final(rows, "terms", "naive", "squared gradient")
-        ).to_numpy()
-    )
-    squares = growth(rows, "terms", "naive", "quadratic")
-    reset = {k: mean_interval(final(rows, "resets", k, "f").to_numpy()) for k in (1, 10, "never")}
-    lines = [
-        (
-            "sum of errors, no feedback: grows like t to the",
-            show(lost, ".3f"),
-            "0.5 or more",
-            lost.low >= 0.5,
-        ),
-        (
-            "error with feedback: largest after T/10 over largest before",
-            f"{ratio:.2f}",
-            "2 or less",
-            ratio <= 2,
-        ),
-        (
-            "f at the end, feedback over not compressed",
-            f"{f['feedback'].mean / f['exact'].mean:.2f}",
-            "2 or less",
-            f["feedback"].mean <= 2 * f["exact"].mean,
-        ),
-        (
-            "f at the end, no feedback over not compressed",
-            f"{f['none'].mean / f['exact'].mean:.1f}",
-            "10 or more",
-            f["none"].mean >= 10 * f["exact"].mean,
-        ),
-        ("quadratic term over squared gradient", show(share, ".2f"), "above 1", share.low > 1),
-        (
-            "quadratic term: grows like t to the",
-            show(squares, ".3f"),
-            "0.9 to 1.1",
-            0.9 <= squares.low and squares.high <= 1.1,
-        ),
-        (
-            "f, errors forgotten every step, above every 10 steps",
-            show(reset[1], ".4f"),
-            show(reset[10], ".4f"),
-            reset[1].low > reset[10].high,
-        ),
-        (
-            "f, errors forgotten every 10 steps, above never",
-            show(reset[10], ".4f"),
-            show(reset["never"], ".4f"),
-            reset[10].low > reset["never"].high,
-        ),
-    ]
-    return pd.DataFrame(
-        [
-            {"what": what, "found": found, "rule": rule, "holds": "yes" if holds else "NO"}
-            for what, found, rule, holds in lines
-        ]
-    )
-
-
 # ---- the figure
 
 
-def plot(rows):
-    """Errors and f with and without feedback; the terms of v; f against how often the errors are forgotten."""
-    drawing, (errors, values, squares, reset) = figures.figure(columns=2, rows=2)
+def plot(rows: pd.DataFrame) -> figures.Drawing:
+    """Errors and f with and without feedback, the terms of v, and the cost of forgetting errors."""
+    drawing, (errors, values, squares, reset) = figures.canvas(4)
     for setting, label in (
         ("none", r"no feedback: $\|\sum_s \delta_s\|$"),
-        ("feedback", r"feedback: $\|\delta_t\|$, all that is left of the sum"),
+        ("feedback", r"feedback: $\|\delta_t\|$"),
     ):
         draw(errors, rows, "sums", setting, "errors", label)
     errors.set(
@@ -267,7 +217,7 @@ def plot(rows):
     squares.set(
         title="What Adam's variance takes in (section 4.2)",
         xlabel="step t",
-        ylabel="mean per step up to t, all coordinates",
+        ylabel="mean per step up to t",
         xscale="log",
     )
     draw_resets(reset, rows)
@@ -276,16 +226,17 @@ def plot(rows):
     return drawing
 
 
-def draw(axes, rows, part, setting, quantity, label):
+def draw(
+    axes: Axes, rows: pd.DataFrame, part: str, setting: str, quantity: str, label: str
+) -> None:
+    """One quantity against the steps; terms are divided by the number of steps."""
     found = chosen(rows, part, setting, quantity)
     if part == "terms":
         found = found.assign(value=found.value / found.step)
-    theory.seeds_spread(
-        axes, found, "step", "value", label, LOOKS[quantity if part == "terms" else setting]
-    )
+    draw_seeds(axes, found, "step", "value", label, LOOKS[quantity if part == "terms" else setting])
 
 
-def draw_resets(axes, rows):
+def draw_resets(axes: Axes, rows: pd.DataFrame) -> None:
     """Each seed a small point, their mean a large one."""
     names = [k or "never" for k in RESETS]
     means = [final(rows, "resets", k, "f").mean() for k in names]
@@ -317,29 +268,38 @@ def draw_resets(axes, rows):
 
 
 NOTE = (
-    f"f(x) = sum_j L w^2/2 u_j^2/(1 + u_j^2), u = Qx/w, d = {PROBLEM.dimension}, L = {PROBLEM.L:g}, w = {PROBLEM.width:g}, W = {WORKERS} "
-    f"workers; rare noise, p = {PROBLEM.rare:g}, sigma = {PROBLEM.sigma:g}; SGD and momentum SGD (beta = 0.9) at learning rate {GAMMA:g}, "
-    f"Adam at {ADAM_GAMMA:g}. delta_t: mean of the workers' errors and the server's. In the last panel a dash is a seed."
+    "f(x) = sum_j L w^2/2 u_j^2/(1 + u_j^2), u = Qx/w, "
+    f"d = {PROBLEM.dimension}, L = {PROBLEM.L:g}, w = {PROBLEM.width:g}, W = {WORKERS} workers; "
+    f"rare noise, p = {PROBLEM.rare:g}, sigma = {PROBLEM.sigma:g}; SGD and momentum SGD (beta = "
+    f"0.9) at learning rate {GAMMA:g}, Adam at {ADAM_GAMMA:g}. delta_t is the mean of the workers' "
+    "errors and the server's; with feedback it is all that is left of the sum. The terms of the "
+    "variance are summed over all coordinates. In the last panel a dash is a seed."
 )
 
 
-def main():
-    made = measured.parser(__doc__)
-    made.add_argument("--steps", type=measured.positive(int), default=STEPS)
-    made.add_argument("--seeds", type=measured.positive(int), nargs="+", default=SEEDS)
-    options = measured.parse(made, quick={"steps": 200, "seeds": (1, 2, 3)})
-    if options.measure:
-        config = {
-            "steps": options.steps,
-            "seeds": list(options.seeds),
-            "workers": WORKERS,
-            "gamma": GAMMA,
-            "adam_gamma": ADAM_GAMMA,
-            "problem": asdict(PROBLEM),
-        }
-        measured.write(options.results, theory.FOLDER, NAME, measure(options), config)
-    theory.conclude(NAME, options.results, judge, plot, NOTE)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The number of steps and the seeds."""
+    parser.add_argument("--steps", type=positive(int), default=STEPS)
+    parser.add_argument("--seeds", type=positive(int), nargs="+", default=SEEDS)
 
+
+MEASUREMENT = TheoryMeasurement(
+    name="error_feedback",
+    description=__doc__,
+    add_options=add_options,
+    quick={"steps": 200, "seeds": (1, 2, 3)},
+    recorded=("steps", "seeds"),
+    constants={
+        "workers": WORKERS,
+        "gamma": GAMMA,
+        "adam_gamma": ADAM_GAMMA,
+        "problem": asdict(PROBLEM),
+    },
+    measure=measure,
+    plot=plot,
+    note=lambda rows, facts: NOTE,
+    rules=error_feedback_rules,
+)
 
 if __name__ == "__main__":
-    main()
+    MEASUREMENT.main()

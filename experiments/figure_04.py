@@ -1,30 +1,29 @@
-"""Figure 4: 1-bit Adam reaches Adam's loss with the same samples, and with a fraction of the bytes."""
+"""Figure 4: 1-bit Adam reaches Adam's loss with the same samples and a fraction of the bytes."""
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from onebit.lab.report import figure as figures
-
-EXPERIMENT = "figure_04"
-OPTIMIZERS = ("adam", "onebit_adam", "onebit_adam_32bit", "naive_onebit_adam")
+from onebit.lab.report.artifact import Figure, main
 
 
-def plot(rows: pd.DataFrame) -> Figure:
+def plot(rows: pd.DataFrame) -> figures.Drawing:
     """Ours against samples and against bytes sent; the paper's Figure 4a."""
-    drawing, (by_samples, by_bytes, paper) = figures.figure(columns=3)
-    figures.draw(by_samples, rows, "samples", "loss", x_scale=1e3)
-    by_samples.set(title="Ours", xlabel="samples (thousands)", ylabel="training loss")
-    figures.draw(by_bytes, rows, "bytes_sent", "loss", x_scale=1e6, legend=False)
-    by_bytes.set(
-        title="Ours, by volume",
-        xlabel="bytes sent by a worker (MB, log scale)",
-        ylabel="training loss",
-        xscale="log",
-    )
+    drawing, (by_samples, paper, by_volume) = figures.canvas(3)
+    figures.loss_by_samples(by_samples, rows)
     figures.draw_paper(paper, "fig4a", ("Adam", "1-bit Adam"))
     paper.set(title="The paper's Figure 4a", xlabel="samples (millions)", ylabel="training loss")
+    figures.loss_by_volume(by_volume, rows)
+    figures.legend(drawing, by_samples)
     return drawing
 
 
+ARTIFACT = Figure(
+    name="figure_04",
+    title="Loss against samples and against bytes",
+    experiment="figure_04",
+    optimizers=("adam", "onebit_adam", "onebit_adam_32bit", "naive_onebit_adam"),
+    plot=plot,
+)
+
 if __name__ == "__main__":
-    figures.main(__file__)
+    main(ARTIFACT)

@@ -1,69 +1,48 @@
-"""1-bit LAMB keeps LAMB's convergence, basic 1-bit does not, since LAMB's coefficients and variances go on changing after T_w, each tensor's its own.
+"""1-bit LAMB keeps LAMB's convergence and basic 1-bit compression does not, says its paper.
 
-Figures 1, 2, 4, 5 and 6 and Table 2 of the 1-bit LAMB paper.
+The reason it gives is that LAMB's coefficients and variances go on changing after T_w, each
+tensor's in its own way. Figures 1, 2, 4, 5 and 6 and Table 2 of the 1-bit LAMB paper; its curves
+are not digitised.
 """
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from onebit.lab.claims.bert import final_loss
-from onebit.lab.claims.claim import relative_gap
-from onebit.lab.claims.lamb import by_steady_tensor
+from onebit.lab.claims.statistics import by_steady_tensor, loss_gap
 from onebit.lab.report import figure as figures
+from onebit.lab.report.artifact import Figure, main
+from onebit.lab.report.style import LOOKS
 from onebit.lab.runs.load import paper_number
 
-EXPERIMENT = "lamb"
 OPTIMIZERS = ("lamb", "onebit_lamb", "lamb_basic_onebit")
-NOTE = "Below, a line is a tensor; the biases of keys, which have no gradient, and of next-sentence prediction are left out."
-# The kinds of tensors of BERT: the part of the name that tells them, grey, line. The first that fits.
+# The kinds of tensors of BERT: the parts of a name that tell them, grey, line. The first that fits.
 KINDS = {
     "biases and LayerNorm": (("bias", "LayerNorm"), "0.75", ":"),
     "embeddings": (("embeddings",), "0.0", "-"),
     "heads": (("cls", "pooler"), "0.0", "--"),
     "layers' weights": (("",), "0.45", "-"),
 }
+# Title, optimizer, quantity and y axis of the panels that have a line for each tensor.
+BY_TENSOR = (
+    ("LAMB: coefficients", "lamb", "coefficient", {"ylabel": "coefficient c", "yscale": "log"}),
+    ("LAMB: variance norms", "lamb", "variance", {"ylabel": r"$\|v_t\|_2$", "yscale": "log"}),
+    ("1-bit LAMB: ratios", "onebit_lamb", "ratio", {"ylabel": "ratio r"}),
+)
 
 
-def plot(rows: pd.DataFrame) -> Figure:
-    """Above, convergence and the loss at the end beside Table 2; below, coefficients, variance norms and ratios, tensor by tensor."""
-    drawing, (by_samples, by_bytes, table, coefficients, variances, ratios) = figures.figure(
-        columns=3, rows=2
-    )
-    figures.draw(by_samples, rows, "samples", "loss", x_scale=1e3)
-    by_samples.set(title="Ours (as Figure 2)", xlabel="samples (thousands)", ylabel="training loss")
-    figures.draw(by_bytes, rows, "bytes_sent", "loss", x_scale=1e6, legend=False)
-    by_bytes.set(
-        title="Ours, by volume",
-        xlabel="bytes sent by a worker (MB, log scale)",
-        ylabel="training loss",
-        xscale="log",
-    )
+def plot(rows: pd.DataFrame) -> figures.Drawing:
+    """Convergence, the loss at the end beside Table 2, and the state tensor by tensor."""
+    drawing, (by_samples, by_volume, table, *by_tensor) = figures.canvas(6)
+    figures.loss_by_samples(by_samples, rows, "Ours (as Figure 2)")
+    figures.loss_by_volume(by_volume, rows)
     plot_gaps(table, rows)
     warmup = int(rows.warmup_steps.iloc[0])
-    for axes, optimizer, quantity, title, labels in (
-        (
-            coefficients,
-            "lamb",
-            "coefficient",
-            "LAMB (as Figures 1, 4 and 5)",
-            {"ylabel": "coefficient c", "yscale": "log"},
-        ),
-        (
-            variances,
-            "lamb",
-            "variance",
-            "LAMB (as Figures 1, 4 and 5)",
-            {"ylabel": r"$\|v_t\|_2$", "yscale": "log"},
-        ),
-        (ratios, "onebit_lamb", "ratio", "1-bit LAMB (as Figure 6)", {"ylabel": "ratio r"}),
-    ):
-        seed = plot_tensors(
-            axes, rows[(rows.optimizer == optimizer) & (rows.status == "finished")], quantity
-        )
-        axes.set(title=f"Ours, {title}{seed}", xlabel="step", **labels)
-        figures.mark_freeze(axes, warmup, f"$T_w$ = {warmup:,}")
-    coefficients.legend(loc="lower right")
+    for axes, (title, optimizer, quantity, labels) in zip(by_tensor, BY_TENSOR, strict=True):
+        finished = rows[(rows.optimizer == optimizer) & (rows.status == "finished")]
+        seed = plot_tensors(axes, finished, quantity)
+        axes.set(title=f"{title}{seed}", xlabel="step", **labels)
+        figures.mark_freeze(axes, warmup, warmup)
+    figures.legend(drawing, by_samples, table, by_tensor[0])
     return drawing
 
 
@@ -95,50 +74,41 @@ def plot_tensors(axes: Axes, rows: pd.DataFrame, quantity: str) -> str:
 def plot_gaps(axes: Axes, rows: pd.DataFrame) -> None:
     """The loss at the end against LAMB's, in %: ours with the range of the seeds, and Table 2."""
     lamb = paper_number("lamb_validation_loss")
+    committed = rows[~rows.live.astype(bool) & (rows.status == "finished")]
     for place, optimizer in enumerate(OPTIMIZERS[1:]):
-        name, colour, _, marker = figures.LOOKS[optimizer]
-        ours = 100 * relative_gap(final_loss, optimizer, "lamb")(
-            rows[~rows.live.astype(bool) & (rows.status == "finished")]
-        )
+        _, colour, _, marker = LOOKS[optimizer]
+        style = {"color": colour, "marker": marker, "linestyle": "none"}
+        ours = 100 * loss_gap(optimizer, "lamb")(committed)
         if len(ours):
             spread = [[ours.mean() - ours.min()], [ours.max() - ours.mean()]]
-            axes.errorbar(
-                [place - 0.1],
-                [ours.mean()],
-                spread,
-                color=colour,
-                marker=marker,
-                capsize=3,
-                linestyle="none",
-            )
-        axes.plot(
-            [place + 0.1],
-            [100 * (paper_number(f"{optimizer}_validation_loss") / lamb - 1)],
-            color=colour,
-            marker=marker,
-            fillstyle="none",
-            linestyle="none",
-        )
-    axes.plot([], [], color="0.3", marker="o", linestyle="none", label="ours, training loss")
-    axes.plot(
-        [],
-        [],
-        color="0.3",
-        marker="o",
-        fillstyle="none",
-        linestyle="none",
-        label="Table 2, validation loss",
-    )
-    axes.axhline(0, color=figures.LOOKS["lamb"][1], linestyle=figures.LOOKS["lamb"][2], linewidth=1)
+            axes.errorbar([place - 0.1], [ours.mean()], spread, capsize=3, **style)
+        papers = 100 * (paper_number(f"{optimizer}_validation_loss") / lamb - 1)
+        axes.plot([place + 0.1], [papers], fillstyle="none", **style)
+    grey = {"color": "0.3", "marker": "o", "linestyle": "none"}
+    axes.plot([], [], label="ours, training loss at the end", **grey)
+    axes.plot([], [], fillstyle="none", label="Table 2, validation loss", **grey)
+    axes.axhline(0, color=LOOKS["lamb"][1], linestyle=LOOKS["lamb"][2], linewidth=1)
     axes.set(
-        title="Loss at the end against LAMB's",
-        ylabel="%",
+        title="Loss at the end, against LAMB's",
+        ylabel="difference from LAMB's loss (%)",
         xticks=[0, 1],
         xlim=(-0.5, 1.5),
-        xticklabels=[figures.LOOKS[name][0] for name in OPTIMIZERS[1:]],
+        xticklabels=[LOOKS[name][0] for name in OPTIMIZERS[1:]],
     )
-    axes.legend()
 
+
+ARTIFACT = Figure(
+    name="figure_lamb",
+    title="1-bit LAMB and basic 1-bit compression beside LAMB",
+    experiment="lamb",
+    optimizers=OPTIMIZERS,
+    plot=plot,
+    note=(
+        "In the last three panels, which correspond to the paper's Figures 1, 4, 5 and 6, a line "
+        "is a tensor; the biases of keys, which have no gradient, and of next-sentence prediction "
+        "are left out. In the panel of losses at the end a bar spans the seeds."
+    ),
+)
 
 if __name__ == "__main__":
-    figures.main(__file__)
+    main(ARTIFACT)

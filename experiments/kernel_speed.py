@@ -1,38 +1,56 @@
-"""Kernel speed: the passes over the memory that 1-bit Adam makes, against what the memory's bandwidth allows.
+"""Kernel speed: the passes over the memory that 1-bit Adam makes, against the memory's bandwidth.
 
-    python experiments/kernel_speed.py             redraw the figure from results/speed/kernel_speed.csv
+    python experiments/kernel_speed.py             redraw the figure from results/speed
     python experiments/kernel_speed.py --measure   measure first, 10 minutes
 
-The limit of a pass is the time in which `a += b` on arrays of the same size moves as many bytes as the pass must.
+The limit of a pass is the time in which `a += b` on arrays of the same size moves as many bytes as
+the pass must.
 """
 
+import argparse
+from collections.abc import Callable
+
+import pandas as pd
 import torch
 from matplotlib.axes import Axes
+from torch import Tensor
 
 from onebit import kernels
 from onebit.kernels import torch_ops
 from onebit.kernels.torch_ops import Terms
-from onebit.lab.bench import bars as results
-from onebit.lab.bench.bars import SIZES, Bar, M
-from onebit.lab.bench.timing import alternate
+from onebit.lab.bench.bars import Bar
+from onebit.lab.bench.drawing import (
+    LOOKS,
+    SIZES,
+    M,
+    draw,
+    draw_bar,
+    plain_ticks,
+    size_axis,
+    size_text,
+)
+from onebit.lab.bench.measurement import SpeedMeasurement
+from onebit.lab.bench.timing import Timings, alternate
 from onebit.lab.report import figure as figures
-from onebit.lab.runs import measurements as measured
-from onebit.layout import Layout
+from onebit.lab.runs.measurements import positive
+from onebit.layout import Layout, Partition
 
-NAME = "kernel_speed"
 THREADS = (1, 2)
 SERVERS = (2, 4)  # W
 
 
-def server_bytes(ranks):
-    """The server's step: reads the bits of W ranks, reads and writes its error, writes bits; for 1 / W of the vector."""
+def server_bytes(ranks: int) -> float:
+    """The bytes of the server's step, which has 1 / W of the vector.
+
+    It reads the bits of W ranks, reads and writes its error, and writes bits.
+    """
     return (ranks / 8 + 8 + 1 / 8) / ranks
 
 
 # bytes that must be moved, of fp32, for each element of the whole vector
 BYTES = {
     "yardstick": 12.0,  # reads a and b, writes a
-    "compress": 12.25,  # reads gradient, packed momentum, compensated vector; writes it, and bits
+    "compress": 12.25,  # reads gradient, packed momentum, compensated vector; writes it and bits
     "update": 12.125,  # reads packed momentum, variance, parameter; writes it
     "measure": 4.0,
     **{f"yardstick_{ranks}": 12.0 / ranks for ranks in SERVERS},
@@ -41,10 +59,10 @@ BYTES = {
     "torch_ops": 12.25,
 }
 FUSED_ADAM = {"parameter": 8.0, "gradient": 4.0, "momentum": 8.0, "variance": 8.0}
-LIMIT = {
-    f"average_{ranks}": f"yardstick_{ranks}" for ranks in SERVERS
-}  # on a chunk's arrays; the others': "yardstick"
-RIVALS = {"compress": "torch_tidy", "torch_ops": "torch_tidy"}  # the others': their yardstick
+# The yardstick of the server's step has a chunk's arrays; that of all others is "yardstick".
+LIMIT = {f"average_{ranks}": f"yardstick_{ranks}" for ranks in SERVERS}
+# What each is compared with; all others are compared with their yardstick.
+RIVALS = {"compress": "torch_tidy", "torch_ops": "torch_tidy"}
 
 # Written before any run. Ratios of medians in one run; one thread has no bar against the bandwidth.
 BARS = (
@@ -76,25 +94,25 @@ class Compression:
     kernel: `compress` or `average` of a kernels module. z: their second argument.
     """
 
-    def __init__(self, kernel, partition, z):
+    def __init__(self, kernel: Callable, partition: Partition, z: object):
         self.kernel, self.partition, self.z = kernel, partition, z
         self.compensated = partition.zeros(torch.float32)
         self.scales = torch.zeros(len(partition.lengths))
 
-    def __call__(self):
+    def __call__(self) -> None:
         _, self.scales = self.kernel(
             self.partition, self.z, self.compensated, self.scales, self.compensated
         )
 
 
 class TorchTidy:
-    """The same in the plain torch that one would write, with a stored error: m is the vector, e the error."""
+    """The same in the plain torch that one would write: m is the vector, e its stored error."""
 
-    def __init__(self, m):
+    def __init__(self, m: Tensor):
         self.m, self.e = m, torch.zeros_like(m)
         self.weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
-    def __call__(self):
+    def __call__(self) -> Tensor:
         c = self.m + self.e
         bits = c >= 0
         scale = c.norm() / c.numel() ** 0.5
@@ -103,19 +121,19 @@ class TorchTidy:
         return packed
 
 
-def random_message(partition):
+def random_message(partition: Partition) -> Tensor:
     """A payload of random signs, uint8 [rows, row_bytes]."""
     bits = torch.randint(256, (partition.size // 8,), dtype=torch.uint8)
     return torch_ops.join_payload(partition, bits, torch.full((len(partition.lengths),), 0.1))
 
 
-def adding(n):
-    """The yardstick, on arrays of its own: it neither warms the cache for others nor finds it warm."""
+def adding(n: int) -> Callable[[], Tensor]:
+    """The yardstick, on arrays of its own, so that it shares no cache with the others."""
     a, b = torch.zeros(n), torch.randn(n)
     return lambda: a.add_(b)
 
 
-def contenders(n, seed):
+def contenders(n: int, seed: int) -> dict[str, Callable]:
     """Name -> a call, on one tensor of n elements."""
     torch.manual_seed(seed)
     fast = kernels.for_device("cpu")
@@ -144,8 +162,8 @@ def contenders(n, seed):
     return made
 
 
-def measure(options):
-    """Rows of the CSV, one for each size, number of threads and contender."""
+def measure(options: argparse.Namespace) -> list[dict]:
+    """The rows of the CSV, one for each size, number of threads and contender."""
     rows = []
     for n in options.sizes:
         made = contenders(n, options.seed)
@@ -156,14 +174,17 @@ def measure(options):
                 {"contender": name, "n": n, "threads": threads, **row(timings, name)}
                 for name in made
             ]
+            times = next(row for row in reversed(rows) if row["contender"] == "compress")
             print(
-                f"{results.size_text(n)}, threads {threads}: compress {_last_times(rows, 'compress')} of the limit",
+                f"{size_text(n)}, threads {threads}: compress takes {times['times_limit']:.2f} "
+                "times the limit",
                 flush=True,
             )
     return rows
 
 
-def row(timings, name):
+def row(timings: Timings, name: str) -> dict:
+    """The columns of one contender."""
     yardstick = LIMIT.get(name, name if name.startswith("yardstick") else "yardstick")
     found = timings.summary(name, RIVALS.get(name, yardstick))
     limit, factor = timings.summary(name, yardstick), BYTES[yardstick] / BYTES[name]
@@ -171,76 +192,52 @@ def row(timings, name):
     return {"bytes_per_element": BYTES[name], **found, **times}
 
 
-def _last_times(rows, name):
-    return f"{next(row['times_limit'] for row in reversed(rows) if row['contender'] == name):.2f} times"
-
-
 # ---- the figure
 
 
-def plot(rows):
+def plot(rows: pd.DataFrame) -> figures.Drawing:
     """Time against size; times the limit with one thread and two; bytes of a whole step."""
-    drawing, (time, one, two, volume) = figures.figure(columns=2, rows=2)
+    drawing, (time, volume, one, two) = figures.canvas(4)
     threads = max(THREADS)
     for look, (name, label) in enumerate(LABELS.items()):
-        results.draw(
-            time,
-            rows[(rows.contender == name) & (rows.threads == threads)],
-            look,
-            label,
-            "median_ms",
-            "low_ms",
-            "high_ms",
-        )
+        chosen = rows[(rows.contender == name) & (rows.threads == threads)]
+        draw(time, chosen, look, label, "median_ms", "low_ms", "high_ms")
     draw_ratio_bars(time, rows[rows.threads == threads])
     time.set(title=f"Time, {threads} threads", ylabel="milliseconds", yscale="log")
-    time.set_ylim(top=100 * time.get_ylim()[1])  # room for the legend
     for axes, count in zip((one, two), THREADS):
         draw_times_limit(axes, rows[rows.threads == count], count)
     for axes in (time, one, two):
-        results.size_axis(axes, rows.n.unique())
-    time.legend(fontsize=7)
-    two.legend(fontsize=7)
+        size_axis(axes, rows.n.unique())
     draw_volume(volume)
+    figures.legend(drawing, time, columns=3)
     return drawing
 
 
-def draw_ratio_bars(axes: Axes, rows):
+def draw_ratio_bars(axes: Axes, rows: pd.DataFrame) -> None:
+    """The bars against plain torch."""
     for bar in BARS:
         found = bar.row(rows) if bar.column == "ratio" else None
         if found is not None:
             rival = rows[(rows.contender == found.ratio_to) & (rows.n == found.n)].median_ms.iloc[0]
-            results.draw_bar(axes, found.n, bar.at_most * rival, list(LABELS).index(bar.contender))
+            draw_bar(axes, found.n, bar.at_most * rival, list(LABELS).index(bar.contender))
 
 
-def draw_times_limit(axes: Axes, rows, threads):
+def draw_times_limit(axes: Axes, rows: pd.DataFrame, threads: int) -> None:
+    """Each kernel's time as a multiple of its limit, and the bars on it."""
+    columns = ("times_limit", "times_limit_low", "times_limit_high")
     for look, (name, label) in enumerate(list(LABELS.items())[:5]):
-        results.draw(
-            axes,
-            rows[rows.contender == name],
-            look,
-            label,
-            "times_limit",
-            "times_limit_low",
-            "times_limit_high",
-        )
+        draw(axes, rows[rows.contender == name], look, label, *columns)
     for bar in BARS:
-        if (
-            bar.column == "times_limit"
-            and bar.where["threads"] == threads
-            and bar.row(rows) is not None
-        ):
-            results.draw_bar(axes, bar.where["n"], bar.at_most, list(LABELS).index(bar.contender))
+        is_here = bar.column == "times_limit" and bar.where["threads"] == threads
+        if is_here and bar.row(rows) is not None:
+            draw_bar(axes, bar.where["n"], bar.at_most, list(LABELS).index(bar.contender))
     axes.axhline(1, color="0.4", linewidth=0.8)
-    axes.set(
-        title=f"Against the bandwidth, {threads} thread{'s' * (threads > 1)}",
-        ylabel="times the limit",
-        yscale="log",
-    )
-    results.plain_ticks(axes, (0.5, 1, 1.5, 2, 3, 5, 10, 20, 50))
+    title = f"Against the bandwidth, {threads} thread{'s' * (threads > 1)}"
+    axes.set(title=title, ylabel="times the limit", yscale="log")
+    plain_ticks(axes, (0.5, 1, 1.5, 2, 3, 5, 10, 20, 50))
 
 
-def draw_volume(axes: Axes):
+def draw_volume(axes: Axes) -> None:
     """Bytes of memory that a step must move, as stacked bars."""
     ours = {"compress": BYTES["compress"], "update": BYTES["update"]}
     stacks = {
@@ -250,56 +247,45 @@ def draw_volume(axes: Axes):
     }
     stacks["fused Adam"] = FUSED_ADAM
     for i, parts in enumerate(stacks.values()):
-        bottom = 0.0
+        colour, bottom = LOOKS[1 if parts is FUSED_ADAM else 0][0], 0.0
         for j, (part, height) in enumerate(parts.items()):
-            axes.bar(
-                i,
-                height,
-                bottom=bottom,
-                color=results.LOOKS[1 if parts is FUSED_ADAM else 0][0],
-                alpha=0.8 - 0.15 * j,
-                edgecolor="white",
-            )
-            axes.text(
-                i, bottom + height / 2, f"{part} {height:.4g}", ha="center", va="center", fontsize=8
-            )
+            style = {"color": colour, "alpha": 0.8 - 0.15 * j, "edgecolor": "white"}
+            axes.bar(i, height, bottom=bottom, **style)
+            middle = (i, bottom + height / 2)
+            axes.text(*middle, f"{part} {height:.4g}", ha="center", va="center", fontsize=7)
             bottom += height
         axes.text(i, bottom, f"{bottom:.4g}", ha="center", va="bottom")
     axes.set_xticks(range(len(stacks)), stacks)
-    axes.set(
-        title="Memory traffic of a step", ylabel="bytes per element, without the exchange's own"
-    )
+    axes.set(title="Memory traffic of a step", ylabel="bytes per element")
     axes.grid(axis="x", visible=False)
 
 
 NOTE = (
-    "One fp32 tensor. The limit is the time in which a += b, run in the same rounds on arrays of the same size, moves as many bytes. A heavy "
-    "dash with an arrow is a bar, set before the runs, that the curve of its colour must be under; in the first panel the bar is against "
-    "plain torch."
+    "One fp32 tensor. The limit is the time in which a += b, run in the same rounds on arrays of "
+    "the same size, moves as many bytes. A heavy dash with an arrow is a bar, set before the runs, "
+    "that the curve of its colour must be under; in the first panel the bar is against plain "
+    "torch. The memory traffic is without the exchange's own."
 )
 
 
-def main():
-    made = results.parser(__doc__, rounds=31)
-    made.add_argument(
-        "--sizes",
-        type=measured.positive(int),
-        nargs="+",
-        default=SIZES,
-        help="elements, multiples of 256",
-    )
-    made.add_argument("--threads", type=measured.positive(int), nargs="+", default=THREADS)
-    options = measured.parse(made, quick={"sizes": (2**16,), "rounds": 1})
-    if options.measure:
-        config = {
-            "sizes": list(options.sizes),
-            "threads": list(options.threads),
-            "rounds": options.rounds,
-            "seed": options.seed,
-        }
-        results.write(options.results, NAME, measure(options), config)
-    results.conclude(NAME, options.results, plot, BARS, NOTE)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The sizes and the numbers of threads."""
+    count = {"type": positive(int), "nargs": "+"}
+    parser.add_argument("--sizes", default=SIZES, help="elements, multiples of 256", **count)
+    parser.add_argument("--threads", default=THREADS, **count)
 
+
+MEASUREMENT = SpeedMeasurement(
+    name="kernel_speed",
+    description=__doc__,
+    add_options=add_options,
+    quick={"sizes": (2**16,), "rounds": 1},
+    recorded=("sizes", "threads", "rounds", "seed"),
+    measure=measure,
+    plot=plot,
+    note=lambda rows, facts: NOTE,
+    bars=BARS,
+)
 
 if __name__ == "__main__":
-    main()
+    MEASUREMENT.main()

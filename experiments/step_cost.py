@@ -1,31 +1,48 @@
-"""Step cost: a whole optimizer step of W processes on one machine, against all_reduce and torch's fused Adam. Nothing limits the network.
+"""Step cost: a whole optimizer step of W processes on one machine, with no limit on the network.
 
     python experiments/step_cost.py             redraw the figure from results/speed/step_cost.csv
-    python experiments/step_cost.py --measure   measure first, 15 minutes; 64M elements and W = 4 need 16 GB of memory
+    python experiments/step_cost.py --measure   measure first, 15 minutes; 64M elements and W = 4
+                                                need 16 GB of memory
 
-It is the case that suits compression least: a message between two processes of one machine costs hardly more than a copy.
+The rivals are all_reduce and torch's fused Adam. This is the case that suits compression least: a
+message between two processes of one machine costs hardly more than a copy.
 """
 
+import argparse
 import gc
 import json
 import tempfile
 import warnings
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from pathlib import Path
 
+import pandas as pd
 import torch
 import torch.distributed as dist
+from matplotlib.axes import Axes
+from torch import Tensor
 
 from onebit import OneBitAdam
-from onebit.lab.bench import bars as results
-from onebit.lab.bench.bars import SIZES, Bar, M
+from onebit.comm import Communicator
+from onebit.lab.bench.bars import Bar
+from onebit.lab.bench.drawing import (
+    LOOKS,
+    SIZES,
+    M,
+    draw,
+    draw_bar,
+    plain_ticks,
+    size_axis,
+    size_text,
+)
+from onebit.lab.bench.measurement import SpeedMeasurement
 from onebit.lab.bench.timing import InStep, alternate
 from onebit.lab.report import figure as figures
-from onebit.lab.runs import measurements as measured
+from onebit.lab.runs.measurements import positive
 from onebit.lab.training.workers import Processes
 
-NAME = "step_cost"
 RANKS = (2, 4)  # W
 RIVAL = "allreduce_adam"
 LABELS = {
@@ -46,7 +63,9 @@ BARS = tuple(
 )
 
 
-def bert_shapes(layers=12, width=256, words=25_000, positions=512):
+def bert_shapes(
+    layers: int = 12, width: int = 256, words: int = 25_000, positions: int = 512
+) -> list[tuple[int, ...]]:
     """The tensors of a BERT encoder, 197 of them, 15 million elements."""
     square, vector, wide = (width, width), (width,), (4 * width,)
     layer = (
@@ -58,23 +77,32 @@ def bert_shapes(layers=12, width=256, words=25_000, positions=512):
     return [(words, width), (positions, width), (2, width), vector, vector] + layer * layers
 
 
-def gradient_of(shapes, seed):
-    """(a flat vector without a zero, views of it in these shapes): buckets as DistributedDataParallel keeps them, one for all."""
+def gradient_of(shapes: list[tuple[int, ...]], seed: int) -> tuple[Tensor, list[Tensor]]:
+    """(a flat vector without a zero, views of it in these shapes).
+
+    It is one bucket for all tensors, as DistributedDataParallel keeps them.
+    """
     numels = [prod(shape) for shape in shapes]
     flat = torch.randn(sum(numels), generator=torch.Generator().manual_seed(seed))
     flat.copysign_(flat).add_(flat.sign(), alpha=0.5)
     return flat, [part.view(shape) for part, shape in zip(flat.split(numels), shapes)]
 
 
-def parameters_of(gradients):
+def parameters_of(gradients: list[Tensor]) -> list[torch.nn.Parameter]:
+    """Parameters of zeros with these gradients."""
     parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients]
     for p, g in zip(parameters, gradients):
         p.grad = g
     return parameters
 
 
-def contenders(shapes, communicator, seed):
-    """Name -> a whole step. All have the same gradients; rank r's own come from seed + r."""
+def contenders(
+    shapes: list[tuple[int, ...]], communicator: Communicator, seed: int
+) -> tuple[dict[str, Callable], dict[str, OneBitAdam]]:
+    """(name -> a whole step, name -> our optimizers).
+
+    All contenders have the same gradients; rank r's own come from seed + r.
+    """
     flat, gradients = gradient_of(shapes, seed + communicator.rank)
     ours = {
         "onebit": OneBitAdam(parameters_of(gradients), warmup=1, communicator=communicator),
@@ -87,7 +115,7 @@ def contenders(shapes, communicator, seed):
         assert optimizer.phase == "compressed"
     adam = torch.optim.Adam(parameters_of(gradients), fused=True)
 
-    def allreduce_adam():
+    def allreduce_adam() -> None:
         dist.all_reduce(flat)
         flat.div_(communicator.size)
         adam.step()
@@ -97,14 +125,16 @@ def contenders(shapes, communicator, seed):
     }, ours
 
 
-def sent(name, ours, elements, ranks):
+def sent(name: str, ours: dict[str, OneBitAdam], elements: int, ranks: int) -> int:
     """Bytes that leave a rank in a step."""
     if name == RIVAL:
         return 2 * (ranks - 1) * 4 * elements // ranks
     return ours[name].communication.last_step.bytes_sent
 
 
-def measure_as_rank(communicator, turn, cases, options, path):
+def measure_as_rank(
+    communicator: Communicator, turn: object, cases: list, options: argparse.Namespace, path: Path
+) -> None:
     """What every rank does; rank 0 writes the rows."""
     warnings.filterwarnings("ignore", "the variance is frozen|.*had so little gradient")
     rows = []
@@ -120,16 +150,12 @@ def measure_as_rank(communicator, turn, cases, options, path):
                 "threads": 1,
                 "workers": communicator.size,
             }
-            rows.append(
-                {
-                    **setting,
-                    "bytes_sent": sent(name, ours, n, communicator.size),
-                    **timings.summary(name, RIVAL),
-                }
-            )
+            setting["bytes_sent"] = sent(name, ours, n, communicator.size)
+            rows.append({**setting, **timings.summary(name, RIVAL)})
         if communicator.rank == 0:
             print(
-                f"W = {communicator.size}, {results.size_text(n)}, {len(shapes)} tensors: ratio {rows[-2]['ratio']:.2f}",
+                f"W = {communicator.size}, {size_text(n)}, {len(shapes)} tensors: "
+                f"ratio {rows[-2]['ratio']:.2f}",
                 flush=True,
             )
         del made, ours
@@ -138,8 +164,8 @@ def measure_as_rank(communicator, turn, cases, options, path):
         path.write_text(json.dumps(rows))
 
 
-def measure(options):
-    """Rows of the CSV, one for each number of ranks, set of tensors and contender."""
+def measure(options: argparse.Namespace) -> list[dict]:
+    """The rows of the CSV, one for each number of ranks, set of tensors and contender."""
     cases = [[(n,)] for n in options.sizes] + [bert_shapes(*options.bert)]
     rows = []
     with tempfile.TemporaryDirectory(prefix="onebit-") as folder:
@@ -152,10 +178,10 @@ def measure(options):
     return rows
 
 
-def plot(rows):
-    """Time against size for each W, and the ratio to the rival with its spread; hollow markers: many tensors."""
+def plot(rows: pd.DataFrame) -> figures.Drawing:
+    """Time against size for each W, and the ratio to the rival; hollow markers: many tensors."""
     ranks = sorted(rows.workers.unique())
-    drawing, panels = figures.figure(columns=len(ranks), rows=2)
+    drawing, panels = figures.canvas(2 * len(ranks), columns=len(ranks))
     for i, count in enumerate(ranks):
         chosen = rows[rows.workers == count]
         draw_panel(panels[i], chosen, ("median_ms", "low_ms", "high_ms"))
@@ -164,82 +190,72 @@ def plot(rows):
         draw_panel(ratio, chosen, ("ratio", "ratio_low", "ratio_high"))
         for bar in BARS:
             if bar.where["workers"] == count and bar.row(rows) is not None:
-                results.draw_bar(
-                    ratio, bar.where["n"], bar.at_most, list(LABELS).index(bar.contender)
-                )
-        ratio.set(
-            title=f"Against all_reduce and fused Adam, W = {count}",
-            ylabel="ratio of times",
-            yscale="log",
-        )
-        results.plain_ticks(ratio, (0.25, 0.5, 1, 2, 4))
-    panels[0].legend()
+                draw_bar(ratio, bar.where["n"], bar.at_most, list(LABELS).index(bar.contender))
+        title = f"Against all_reduce and fused Adam, W = {count}"
+        ratio.set(title=title, ylabel="ratio of times", yscale="log")
+        plain_ticks(ratio, (0.25, 0.5, 1, 2, 4))
+    hollow = {"color": "0.3", "marker": "o", "markerfacecolor": "none", "linestyle": "none"}
+    tensors = rows.tensors.max()
+    panels[0].plot([], [], markersize=8, label=f"hollow: {tensors} tensors of a BERT", **hollow)
+    figures.legend(drawing, panels[0])
     return drawing
 
 
-def draw_panel(axes, rows, columns):
+def draw_panel(axes: Axes, rows: pd.DataFrame, columns: tuple[str, str, str]) -> None:
+    """A curve for one tensor of each size, and a hollow marker for many tensors.
+
+    columns: the middle, the low and the high end.
+    """
     one, many = rows[rows.tensors == 1], rows[rows.tensors > 1]
+    middle, low, high = columns
     for look, (name, label) in enumerate(LABELS.items()):
-        results.draw(axes, one[one.contender == name], look, label, *columns)
+        draw(axes, one[one.contender == name], look, label, *columns)
         found = many[many.contender == name]
-        colour, _, marker = results.LOOKS[look]
-        errors = [found[columns[0]] - found[columns[1]], found[columns[2]] - found[columns[0]]]
-        axes.errorbar(
-            found.n,
-            found[columns[0]],
-            [error.clip(lower=0) for error in errors],
-            color=colour,
-            marker=marker,
-            markersize=8,
-            markerfacecolor="none",
-            linestyle="",
-            linewidth=1,
-        )
-    results.size_axis(axes, one.n.unique())
+        colour, _, marker = LOOKS[look]
+        errors = [found[middle] - found[low], found[high] - found[middle]]
+        style = {"color": colour, "marker": marker, "markerfacecolor": "none", "markersize": 8}
+        bars = [error.clip(lower=0) for error in errors]
+        axes.errorbar(found.n, found[middle], bars, linestyle="", linewidth=1, **style)
+    size_axis(axes, one.n.unique())
 
 
-def note(root):
-    try:
-        rows, _ = results.read(root, NAME)
-    except FileNotFoundError:
-        return ""
+def note(rows: pd.DataFrame, facts: dict) -> str:
+    """What the caption says besides."""
     many = rows[rows.tensors > 1].iloc[0]
     return (
-        f"W gloo processes on loopback, one thread each, all starting a step together; the time is that of the slowest. Lines: one fp32 tensor; "
-        f"hollow: {many.tensors} tensors of a BERT, {results.size_text(many.n)} elements in all. A heavy dash with an arrow is a bar, set before "
-        "the runs, that the curve of its colour must be under."
+        "W processes on one machine, exchanging over gloo, each with one thread; all start a step "
+        "together and the time is that of the slowest. Lines: one fp32 tensor; hollow: "
+        f"{many.tensors} tensors of a BERT, {size_text(many.n)} elements in all. A heavy dash with "
+        "an arrow is a bar, set before the runs, that the curve of its colour must be under."
     )
 
 
-def main():
-    made = results.parser(__doc__, rounds=31)
-    made.add_argument(
-        "--sizes",
-        type=measured.positive(int),
-        nargs="+",
-        default=SIZES,
-        help="elements of the one tensor",
-    )
-    made.add_argument(
-        "--ranks", type=measured.positive(int), nargs="+", default=RANKS, help="W, each W in turn"
-    )
-    made.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The sizes, the numbers of ranks and the many tensors."""
+    count = {"type": positive(int), "nargs": "+"}
+    parser.add_argument("--sizes", default=SIZES, help="elements of the one tensor", **count)
+    parser.add_argument("--ranks", default=RANKS, help="W, each W in turn", **count)
+    parser.add_argument(
         "--bert",
-        type=measured.positive(int),
+        type=positive(int),
         nargs=2,
         default=(12, 256),
         metavar=("LAYERS", "WIDTH"),
         help="of the many tensors",
     )
-    options = measured.parse(made, quick={"sizes": (2**12,), "bert": (1, 8), "rounds": 1})
-    if options.measure:
-        config = {name: list(getattr(options, name)) for name in ("sizes", "ranks", "bert")} | {
-            "rounds": options.rounds,
-            "seed": options.seed,
-        }
-        results.write(options.results, NAME, measure(options), config)
-    results.conclude(NAME, options.results, plot, BARS, note(options.results))
 
+
+MEASUREMENT = SpeedMeasurement(
+    name="step_cost",
+    description=__doc__,
+    add_options=add_options,
+    quick={"sizes": (2**12,), "bert": (1, 8), "rounds": 1},
+    recorded=("sizes", "ranks", "bert", "rounds", "seed"),
+    measure=measure,
+    plot=plot,
+    note=note,
+    bars=BARS,
+)
 
 if __name__ == "__main__":
-    main()
+    MEASUREMENT.main()

@@ -1,27 +1,34 @@
-"""How long must the warm-up be? 1-bit Adam with T_w from 5 to 50 % of the steps. Not in the papers."""
+"""How long must the warm-up be? 1-bit Adam with T_w from 5 to 50 % of the first phase's steps.
 
-import pandas as pd
-from matplotlib.figure import Figure
+The papers have no such figure. To train one variant by hand, add its changes to 1-bit Adam's:
 
-from onebit.lab.report import figure as figures
-from onebit.lab.report import sweep as sweeps
-from onebit.lab.report.sweep import caption as caption
+    python -m onebit.lab.train experiment=figure_04 optimizer=onebit_adam \\
+        method=onebit_adam_warmup_10 'optimizer.warmup="${share:0.1,${phases}}"'
 
-EXPERIMENT = "figure_04"
-VARIANTS = {
-    "onebit_adam_warmup_5": "5%",
-    "onebit_adam_warmup_10": "10%",
-    "onebit_adam": "15%",  # the paper's share
-    "onebit_adam_warmup_25": "25%",
-    "onebit_adam_warmup_50": "50%",
-}
-OPTIMIZERS = ("adam", *VARIANTS)
+`make plan-sweep-warmup` prints the options of every variant.
+"""
+
+from onebit.lab.report.artifact import Sweep, Variant, main
 
 
-def plot(rows: pd.DataFrame) -> Figure:
-    """The loss, and its difference from Adam's by T_w and against the volume."""
-    return sweeps.plot(rows, VARIANTS, "T_w, share of the steps")
+def share(part: float) -> tuple[str, ...]:
+    """The change to a warm-up that is this share of the steps."""
+    return (f'optimizer.warmup="${{share:{part},${{phases}}}}"',)
 
+
+ARTIFACT = Sweep(
+    name="sweep_warmup",
+    title="1-bit Adam with other warm-ups",
+    experiment="figure_04",
+    variants={
+        "onebit_adam_warmup_5": Variant("5%", share(0.05)),
+        "onebit_adam_warmup_10": Variant("10%", share(0.1)),
+        "onebit_adam": Variant("15%"),  # the paper's share
+        "onebit_adam_warmup_25": Variant("25%", share(0.25)),
+        "onebit_adam_warmup_50": Variant("50%", share(0.5)),
+    },
+    option="T_w, share of the steps",
+)
 
 if __name__ == "__main__":
-    figures.main(__file__)
+    main(ARTIFACT)

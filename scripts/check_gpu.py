@@ -1,6 +1,7 @@
-"""On NVIDIA GPUs: do the CUDA kernels give the bits that their definition gives, and how fast are they? Run by scripts/check_gpu.sh.
+"""Do the CUDA kernels give the bits of their definition on this machine, and how fast are they?
 
-Prints what it does, and last a table. Exit code 1 if a result is wrong, 2 if something is missing.
+scripts/check_gpu.sh runs this. It prints what it does and, at the end, a table. The exit code is 1
+if a result is wrong and 2 if something is missing.
 """
 
 import math
@@ -51,8 +52,10 @@ SINGLE, DOUBLE, HALF, BFLOAT16 = torch.float32, torch.float64, torch.float16, to
 class Case(NamedTuple):
     """Some steps of `ranks` workers and servers.
 
-    dtype: of the state. types: of the gradients and the parameters, in turn; None: no gradient.
-    masked: the share of masked coordinates; whole blocks have none and all of them besides, unless it is 0.
+    dtype: of the state.
+    types: of the gradients and the parameters, in turn; None: no gradient.
+    masked: the share of masked coordinates. Unless it is 0, some whole blocks have none of them
+        and others have nothing else.
     """
 
     shapes: tuple = ODD_SHAPES
@@ -80,7 +83,10 @@ CASES = [
 def described(case):
     types = " ".join(str(dtype).removeprefix("torch.") for dtype in case.types if dtype)
     state = str(case.dtype).removeprefix("torch.")
-    return f"{sum(map(math.prod, case.shapes)):,} elements, {case.ranks} ranks, state {state}, tensors {types}, {case.masked:.0%} masked"
+    return (
+        f"{sum(map(math.prod, case.shapes)):,} elements, {case.ranks} ranks, state {state}, "
+        f"tensors {types}, {case.masked:.0%} masked"
+    )
 
 
 def active_elements(layout, masked, generator):
@@ -135,7 +141,7 @@ def outcome(case, kernels, device):
     )
     variance = torch.rand(layout.size, generator=generator, dtype=case.dtype).to(device)
     parameters = tensors(case, generator, device, absent=False)
-    weights, betas, decays, steps, epss = (
+    weights, betas, decays, steps, epsilons = (
         [(0.1, 0.7, 1 / 3, 1.0)[(i + j) % 4] for i in range(count)] for j in range(5)
     )
     momentum, found = None, {}
@@ -163,13 +169,23 @@ def outcome(case, kernels, device):
             means.append(mean)
         momentum = torch.cat(means)
         updated = [None if i == 2 else x for i, x in enumerate(parameters)]
-        kernels.update(worker, updated, variance, momentum, decays, steps, epss)
+        kernels.update(worker, updated, variance, momentum, decays, steps, epsilons)
         keep(f"update, step {step}", *parameters)
     gradient, momentum = (
         torch.randn(layout.size, generator=generator, dtype=case.dtype).to(device) for _ in range(2)
     )
     kernels.adam(
-        worker, updated, gradient, momentum, variance, betas, decays, steps, decays, epss, weights
+        worker,
+        updated,
+        gradient,
+        momentum,
+        variance,
+        betas,
+        decays,
+        steps,
+        decays,
+        epsilons,
+        weights,
     )
     keep("adam", *parameters, *(x[layout.real] for x in (momentum, variance)))
     return found
@@ -283,7 +299,8 @@ def check_speed(kernels, device, n, ranks=8):
         rows.append(
             (
                 f"{name}, {n >> 20}M elements",
-                f"{count / own / 1e9:7.0f} GB/s, {copy / own:4.0%} of copy's {count / copy / 1e9:.0f}",
+                f"{count / own / 1e9:7.0f} GB/s, {copy / own:4.0%} of copy's "
+                f"{count / copy / 1e9:.0f}",
                 True,
             )
         )
@@ -371,8 +388,9 @@ def missing():
     """What this machine lacks, with the remedy; None if nothing."""
     if not torch.cuda.is_available():
         return (
-            "no NVIDIA GPU that PyTorch can use (torch.cuda.is_available() is False). Look at nvidia-smi for the driver; "
-            f"this PyTorch is {torch.__version__}, built for CUDA {torch.version.cuda}"
+            "no NVIDIA GPU that PyTorch can use (torch.cuda.is_available() is False). Look at "
+            f"nvidia-smi for the driver; this PyTorch is {torch.__version__}, built for CUDA "
+            f"{torch.version.cuda}"
         )
     try:
         import_module("cupy")
@@ -397,7 +415,8 @@ def main():
     print("timing whole steps", flush=True)
     rows += check_step(devices[0])
     print(
-        f"\n{torch.cuda.get_device_name(0)} x {len(devices)}, PyTorch {torch.__version__}, {time.monotonic() - begin:.0f} s\n"
+        f"\n{torch.cuda.get_device_name(0)} x {len(devices)}, PyTorch {torch.__version__}, "
+        f"{time.monotonic() - begin:.0f} s\n"
     )
     width = max(len(name) for name, _, _ in rows)
     for name, result, _ in rows:

@@ -1,11 +1,13 @@
-"""Record the smoke curves of every optimizer, and show that a change of the code leaves every bit of them as it was.
+"""Record the smoke curves of every optimizer, and show that a change leaves every bit of them.
 
     python scripts/smoke_curves.py record before.json      # before the change
     python scripts/smoke_curves.py compare before.json     # after it, on the same machine
 
-Every optimizer of conf/optimizer/ trains the smoke task of Figure 4 with three workers in threads; LAMB and 0/1 Adam also with
-three processes over gloo. A curve holds what the run recorded at each step, apart from times. Floating-point results depend on the
-processor and on the version of PyTorch, so record and compare on one machine with one environment. Takes a few minutes.
+Every optimizer of conf/optimizer/, and every variant of a sweep, trains the smoke task of Figure 4
+with three workers in threads; LAMB and 0/1 Adam also with three processes over gloo. A curve holds
+what the run recorded at each step, apart from times. Floating-point results depend on the processor
+and on the version of PyTorch, so record and compare on one machine with one environment. Takes a
+few minutes.
 """
 
 import argparse
@@ -16,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from onebit.lab.report.artifact import overrides_of, sweep_overrides
+
 ROOT = Path(__file__).parents[1]
 PROCESSES = ("onebit_lamb", "zero_one_adam")
 LEFT_OUT = ("second", "commit")  # columns whose name contains one of these differ from run to run
@@ -23,7 +27,8 @@ LEFT_OUT = ("second", "commit")  # columns whose name contains one of these diff
 
 def runs() -> list[tuple[str, str]]:
     """(optimizer, backend) of every run."""
-    optimizers = sorted(path.stem for path in (ROOT / "conf" / "optimizer").glob("*.yaml"))
+    optimizers = [path.stem for path in (ROOT / "conf" / "optimizer").glob("*.yaml")]
+    optimizers = sorted([*optimizers, *sweep_overrides()])
     return [(name, "threads") for name in optimizers] + [(name, "gloo") for name in PROCESSES]
 
 
@@ -33,7 +38,7 @@ def curve(optimizer: str, backend: str) -> list[dict[str, str]]:
         options = [
             "experiment=figure_04",
             "profile=smoke",
-            f"optimizer={optimizer}",
+            *overrides_of(optimizer),
             f"comm={backend}",
             "workers=3",
             "seed=1",
@@ -70,7 +75,8 @@ def main() -> None:
         options.file.write_text(json.dumps(curves))
     elif differing or before.keys() - curves.keys():
         raise SystemExit(
-            f"these curves are not as recorded: {', '.join(differing + sorted(before.keys() - curves.keys()))}"
+            f"these curves are not as recorded: "
+            f"{', '.join(differing + sorted(before.keys() - curves.keys()))}"
         )
 
 

@@ -1,4 +1,5 @@
-"""`onebit.kernels.cuda` on the CPU: its CUDA source compiled by g++ with cuda_shim.h, its launches sent there. No GPU, no CuPy.
+"""`onebit.kernels.cuda` on the CPU: its CUDA source compiled by g++ with cuda_shim.h, its launches
+sent there. No GPU, no CuPy.
 
 kernels = cuda_on_cpu.kernels(folder)       # the module, with the compiled libraries in `folder`
 kernels.compress(partition, ...)            # with tensors on the CPU
@@ -21,7 +22,8 @@ import torch
 import onebit.kernels.torch_ops  # noqa: F401 what cuda.py needs, before sys.modules is put back
 
 SHIM = Path(__file__).with_name("cuda_shim.h")
-# -Bsymbolic: the library's own functions, not what the process happens to have under their names, such as zlib's compress
+# -Bsymbolic: the library's own functions, not what the process happens to have under their names,
+# such as zlib's compress
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-Wl,-Bsymbolic")
 COMPILER = shutil.which("g++")
 
@@ -37,7 +39,9 @@ def module(cupy=None):
 
 
 def kernels(folder, change=lambda source: source, more="", types=(torch.float32, torch.float64)):
-    """The module with its launcher replaced. `change`: of the CUDA source; `more`: C++ to compile after it; `types`: of the vectors."""
+    """The module with its launcher replaced. `change`: of the CUDA source; `more`: C++ to
+    compile after it; `types`: of the vectors.
+    """
     loaded = module()
     source = change(loaded.SOURCE.read_text())
     loaded.launcher = CpuLauncher(build(Path(folder), source + more, loaded.defines, types))
@@ -53,7 +57,8 @@ def build(folder, source, defines, types):
     (folder / "library.cpp").write_text(
         f'#include "{SHIM}"\n#include "{folder}/kernels.cu"\n'
         + "".join(
-            f'extern "C" void launch_{name}(unsigned grid, unsigned block, const long long* args) {{ shim::launch(grid, block, {name}, args); }}\n'
+            f'extern "C" void launch_{name}(unsigned grid, unsigned block, const long long* args) '
+            f"{{ shim::launch(grid, block, {name}, args); }}\n"
             for name in names
         )
     )
@@ -81,7 +86,9 @@ class CpuLauncher:
 
 
 class Nvrtc:
-    """The part of cupy.cuda.nvrtc that cuda.py uses, on NVIDIA's own bindings, which come with PyTorch."""
+    """The part of cupy.cuda.nvrtc that cuda.py uses, on NVIDIA's own bindings, which come with
+    PyTorch.
+    """
 
     class NVRTCError(Exception):
         pass

@@ -6,7 +6,10 @@ from onebit.lab.tasks.corpus import load_corpus
 from onebit.lab.tasks.tokenizer import TrainedWordPiece
 
 _random = random.Random(0)
-_WORDS = "the a gradient momentum variance worker server error sign scale step of in and is sends keeps adds".split()
+_WORDS = (
+    "the a gradient momentum variance worker server error sign scale step of in and is sends "
+    "keeps adds"
+).split()
 
 
 def _sentence():

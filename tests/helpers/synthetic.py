@@ -15,7 +15,10 @@ STEPS, WARMUP, WINDOW = 200, 40, 10
 
 
 def rows(optimizer, seed, loss, ratio=1.0, compressed_share=1 / 32, steps=STEPS):
-    """One run: the loss falls to `loss` and stays there; ||v||_1 changes by `ratio` in every window of 10 steps."""
+    """One run: the loss falls to `loss` and stays there.
+
+    ||v||_1 changes by `ratio` in every window of 10 steps.
+    """
     step = np.arange(1, steps + 1)
     bits = {
         "onebit_adam": np.where(step > WARMUP, compressed_share, 1),
@@ -50,7 +53,10 @@ def rows(optimizer, seed, loss, ratio=1.0, compressed_share=1 / 32, steps=STEPS)
 
 
 def evaluation(optimizer, seed, accuracy, steps=STEPS):
-    """evaluation.csv of a run of figure_06: after every 20 steps; from 0.8 of the run on the accuracy is `accuracy`."""
+    """evaluation.csv of a run of figure_06: after every 20 steps.
+
+    From 0.8 of the run on the accuracy is `accuracy`.
+    """
     step = np.arange(20, steps + 1, 20)
     return pd.DataFrame(
         {
@@ -133,7 +139,10 @@ def write(
 
 
 def write_all(root, seeds=(1, 2, 3), **losses):
-    """One run of every optimizer for every seed; seed s multiplies every loss by s, which pairing takes out."""
+    """One run of every optimizer for every seed.
+
+    Seed s multiplies every loss by s, which pairing takes out.
+    """
     final = {
         "adam": 4.0,
         "onebit_adam": 4.0,
@@ -148,14 +157,28 @@ def write_all(root, seeds=(1, 2, 3), **losses):
 
 # The errors (100 - accuracy) that the paper's figures end with, as multiples of Adam's.
 ERRORS = {
-    "adam": 1.0, "onebit_adam": 0.97, "onebit_adam_32bit": 0.97, "naive_onebit_adam": 1.21, "sgd": 0.91, "double_squeeze": 0.99, "local_sgd": 0.91,
-    "momentum_sgd": 0.85, "ef_momentum_sgd": 0.71, "local_momentum_sgd": 0.74, "adam_variance_16bit": 1.18, "adam_variance_8bit": 2.25,
-    "adam_variance_4bit": 2.25, "lazy_variance_3": 1.23, "lazy_variance_5": 1.3,
-}  # fmt: skip
+    "adam": 1.0,
+    "onebit_adam": 0.97,
+    "onebit_adam_32bit": 0.97,
+    "naive_onebit_adam": 1.21,
+    "sgd": 0.91,
+    "double_squeeze": 0.99,
+    "local_sgd": 0.91,
+    "momentum_sgd": 0.85,
+    "ef_momentum_sgd": 0.71,
+    "local_momentum_sgd": 0.74,
+    "adam_variance_16bit": 1.18,
+    "adam_variance_8bit": 2.25,
+    "adam_variance_4bit": 2.25,
+    "lazy_variance_3": 1.23,
+    "lazy_variance_5": 1.3,
+}
 
 
 def write_images(root, seeds=(1, 2, 3), **errors):
-    """The same of figure_06: Adam ends with an error of 40 % and a little more at each seed, which pairing takes out."""
+    """The same of figure_06: Adam ends with an error of 40 % and a little more at each seed,
+    which pairing takes out.
+    """
     for optimizer, times in {**ERRORS, **errors}.items():
         for seed in seeds:
             write(
@@ -173,7 +196,9 @@ FACES = {"loss_discriminator": 0.8, "loss_generator": 2.4, "sliced_wasserstein":
 
 
 def write_faces(root, seeds=(1, 2, 3), **times):
-    """The same of figure_08: seed s adds a little to what both end with; times: factors of 1-bit Adam's, by metric."""
+    """The same of figure_08: seed s adds a little to what both end with; times: factors of
+    1-bit Adam's, by metric.
+    """
     told = {"summary": "a small DCGAN", "evaluated": "Distance: made up."}
     for optimizer, seed in (
         (optimizer, seed) for optimizer in ("adam", "onebit_adam") for seed in seeds
@@ -199,12 +224,15 @@ LOSSES = {
     "zero_one_adam": {"adam": 1.0, "onebit_adam": 1.0, "zero_one_adam": 1.0},
     "zero_one_adam_gpt2": {"adam": 1.0, "onebit_adam": 1.0, "zero_one_adam": 1.0},
     "lamb": {"lamb": 1.0, "onebit_lamb": 0.995, "lamb_basic_onebit": 1.03},
-}  # fmt: skip
+}
 TENSORS = ("embeddings.weight", "layer.dense.weight", "layer.dense.bias", "key.bias")
 
 
 def watched(optimizer, experiment, seed):
-    """tensors.csv: c at levels a factor of 10 apart; variances fall by 4, 3 and 2 after T_w, and r follows; the change of v is least at T_w, 1/20."""
+    """tensors.csv: c at levels a factor of 10 apart.
+
+    Variances fall by 4, 3 and 2 after T_w, and r follows; the change of v is least at T_w, 1/20.
+    """
     step = np.arange(5, STEPS + 1, 5)
     identity = {
         "profile": "laptop",
@@ -247,7 +275,10 @@ def watched(optimizer, experiment, seed):
 
 
 def write_language_models(root, seeds=(1, 2, 3), **losses):
-    """Runs of the experiments of 0/1 Adam and 1-bit LAMB that say what the papers say; `losses` as multiples, by optimizer."""
+    """Runs of the experiments of 0/1 Adam and 1-bit LAMB that say what the papers say.
+
+    `losses` as multiples, by optimizer.
+    """
     for experiment, multiples in LOSSES.items():
         for optimizer, times in (
             multiples | {name: times for name, times in losses.items() if name in multiples}

@@ -19,7 +19,9 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def executed(name, folder, replace=("", "")):
-    """The notebook's outputs: (all that was printed, number of pictures). replace: in its code, first."""
+    """The notebook's outputs: (all that was printed, number of pictures). replace: in its code,
+    first.
+    """
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     for cell in notebook.cells:
         cell.source = cell.source.replace(*replace)
@@ -28,7 +30,7 @@ def executed(name, folder, replace=("", "")):
         for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
             patch.setenv(variable, str(folder / variable.lower()))
         NotebookClient(
-            notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": ROOT}}
+            notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": ROOT}}
         ).execute()
     outputs = [
         output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
@@ -56,7 +58,9 @@ def rule_by_hand(curve, first):
 
 
 def test_the_variance_notebook_chooses_the_step_that_the_recorded_ratio_gives(tmp_path):
-    """The learning rate has warmed up after 12500 / 60 = 208 steps, and beta2 = 0.98 makes a window of 50."""
+    """The learning rate has warmed up after 12500 / 60 = 208 steps, and beta2 = 0.98 makes a
+    window of 50.
+    """
     printed, pictures = executed("variance_norm", tmp_path)
     assert "after 208 steps" in printed and "1 / (1 - beta2) = 50" in printed and pictures >= 1
     found = dict(re.findall(r"^(\d+) +(\d+) +[\d.]+%$", printed, re.M))
@@ -71,7 +75,10 @@ def test_the_variance_notebook_chooses_the_step_that_the_recorded_ratio_gives(tm
 
 
 def test_the_variance_notebook_names_the_best_of_a_sweep(tmp_path):
-    """Made-up runs whose variance stands still, so that the rule fires as soon as it may; half of the steps as warm-up is best."""
+    """Made-up runs whose variance stands still, so that the rule fires as soon as it may.
+
+    Half of the steps as warm-up is best.
+    """
     losses = {
         "adam": 4.0,
         "onebit_adam": 4.1,

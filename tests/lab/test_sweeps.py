@@ -5,26 +5,26 @@ import pytest
 from helpers import synthetic
 
 from onebit.lab import plan
-from onebit.lab.config import composed
-from onebit.lab.report import figure as figures
+from onebit.lab.config import composed, plain
+from onebit.lab.report.artifact import load_artifact, names, overrides_of, sweep_overrides
+from onebit.lab.report.style import LOOKS
 from onebit.lab.reproduce import runs_of
 from onebit.lab.runs import load as results
-from onebit.lab.runs.metadata import ROOT
 from onebit.lab.training.run import run_from
 
-NAMES = sorted(path.stem for path in (ROOT / "experiments").glob("sweep_*.py"))
+NAMES = [name for name in names() if name.startswith("sweep_")]
 
 
 def run_of(optimizer, profile="laptop"):
     return run_from(
         composed(
-            ["experiment=figure_04", f"profile={profile}", f"optimizer={optimizer}", "comm=threads"]
+            ["experiment=figure_04", f"profile={profile}", *overrides_of(optimizer), "comm=threads"]
         )
     )
 
 
 def variants(name):
-    return figures.load_figure(name).VARIANTS.items()
+    return load_artifact(name).labels.items()
 
 
 @pytest.mark.parametrize("profile", ["smoke", "laptop"])
@@ -70,7 +70,10 @@ def test_the_floor_is_that_of_the_tick():
 
 
 def test_one_scale_for_all_is_1_bit_adam_but_for_the_scale():
-    """1-bit LAMB whose coefficients are all 1 is 1-bit Adam, see test_lamb.py; all other options are 1-bit Adam's."""
+    """1-bit LAMB whose coefficients are all 1 is 1-bit Adam, see test_lamb.py.
+
+    All other options are 1-bit Adam's.
+    """
     fused, plain = (
         dict(run_of(name).optimizer.keywords) for name in ("onebit_adam_fused", "onebit_adam")
     )
@@ -85,11 +88,12 @@ def test_one_scale_for_all_is_1_bit_adam_but_for_the_scale():
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Three seeds of each variant, the i-th 1 % further above Adam than the one before; a run of top-k diverged."""
+    """Three seeds of each variant, the i-th 1 % further above Adam than the one before.
+
+    A run of top-k diverged.
+    """
     root = tmp_path_factory.mktemp("results")
-    names = dict.fromkeys(
-        optimizer for name in NAMES for optimizer in figures.load_figure(name).VARIANTS
-    )
+    names = dict.fromkeys(optimizer for name in NAMES for optimizer in load_artifact(name).variants)
     for seed in (1, 2, 3):
         synthetic.write(root, "adam", seed, 4.0 * seed)
         for i, optimizer in enumerate(names):
@@ -102,55 +106,55 @@ def root(tmp_path_factory):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_variant_is_drawn_with_its_difference_from_adam(name, root):
     folder, gaps = root
-    module = figures.load_figure(name)
-    drawing = module.plot(results.load(folder, "figure_04", "laptop", module.OPTIMIZERS))
-    legend = [text.get_text() for text in drawing.axes[0].get_legend().get_texts()]
+    module = load_artifact(name)
+    drawing = module.plot(results.load(folder, "figure_04", "laptop", module.optimizers))
+    legend = [text.get_text() for text in drawing.legends[0].get_texts()]
     seeds = [
         "n = 2 seeds, 1 of 3 diverged" if optimizer == "onebit_adam_topk" else "n = 3 seeds"
-        for optimizer in module.OPTIMIZERS
+        for optimizer in module.optimizers
     ]
     assert legend == [
-        f"{label}, {n}" for label, n in zip(["Adam", *module.VARIANTS.values()], seeds, strict=True)
+        f"{label}, {n}" for label, n in zip(["Adam", *module.labels.values()], seeds, strict=True)
     ]
     middle = drawing.axes[1]
-    assert [tick.get_text() for tick in middle.get_xticklabels()] == list(module.VARIANTS.values())
+    assert [tick.get_text() for tick in middle.get_xticklabels()] == list(module.labels.values())
     means = [container.lines[0].get_ydata()[0] for container in middle.containers]
-    assert means == pytest.approx([gaps[optimizer] for optimizer in module.VARIANTS], abs=1e-9)
+    assert means == pytest.approx([gaps[optimizer] for optimizer in module.variants], abs=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_two_curves_of_a_sweep_look_alike_and_known_ones_look_as_ever(name, root):
-    module = figures.load_figure(name)
-    drawing = module.plot(results.load(root[0], "figure_04", "laptop", module.OPTIMIZERS))
+    module = load_artifact(name)
+    drawing = module.plot(results.load(root[0], "figure_04", "laptop", module.optimizers))
     lines = drawing.axes[0].lines
     assert (
         len({(line.get_color(), line.get_linestyle()) for line in lines})
         == len(lines)
         == len({line.get_marker() for line in lines})
     )
-    for optimizer, line in zip(module.OPTIMIZERS, lines, strict=True):
-        if optimizer in figures.LOOKS:
-            assert line.get_color() == figures.LOOKS[optimizer][1]
+    for optimizer, line in zip(module.optimizers, lines, strict=True):
+        if optimizer in LOOKS:
+            assert line.get_color() == LOOKS[optimizer][1]
 
 
 def test_a_sweep_is_saved_with_a_caption_of_its_own(root):
-    module = figures.load_figure("sweep_warmup")
-    assert figures.save(module, "sweep_warmup", "laptop", root[0]).name == "sweep_warmup.png"
-    records = results.load_records(root[0], "figure_04", "laptop", module.OPTIMIZERS)
+    module = load_artifact("sweep_warmup")
+    assert module.save("laptop", root[0]).name == "sweep_warmup.png"
+    records = results.load_records(root[0], "figure_04", "laptop", module.optimizers)
     text = module.caption(results.load_rows(records), records)
     assert "paired by seed" in text and "2 layers" in text and "The paper (curves" not in text
 
 
 def test_a_sweep_without_runs_says_how_to_make_them(tmp_path):
     with pytest.raises(FileNotFoundError, match="make reproduce-sweep-mask PROFILE=laptop"):
-        figures.save(figures.load_figure("sweep_mask"), "sweep_mask", "laptop", tmp_path)
+        load_artifact("sweep_mask").save("laptop", tmp_path)
 
 
 def test_a_live_run_is_not_mixed_with_committed_ones(root):
-    module = figures.load_figure("sweep_mask")
+    module = load_artifact("sweep_mask")
     with pytest.raises(ValueError, match="leave --live out"):
         module.plot(
-            results.load(root[0], "figure_04", "laptop", module.OPTIMIZERS).assign(live=True)
+            results.load(root[0], "figure_04", "laptop", module.optimizers).assign(live=True)
         )
 
 
@@ -160,18 +164,27 @@ def test_a_sweep_has_a_plan():
 
 
 def test_a_seed_that_one_of_a_sweep_lacks_is_shown_of_none(root):
-    module = figures.load_figure("sweep_warmup")
-    rows = results.load(root[0], "figure_04", "laptop", module.OPTIMIZERS)
+    module = load_artifact("sweep_warmup")
+    rows = results.load(root[0], "figure_04", "laptop", module.optimizers)
     drawing = module.plot(rows[(rows.optimizer != "onebit_adam_warmup_5") | (rows.seed > 1)])
-    legend = [text.get_text() for text in drawing.axes[0].get_legend().get_texts()]
+    legend = [text.get_text() for text in drawing.legends[0].get_texts()]
     assert all(text.endswith("n = 2 seeds") for text in legend)
 
 
 def test_the_profile_smoke_trains_some_of_the_compressors_only():
-    module = figures.load_figure("sweep_compressor")
-    assert runs_of([module], "smoke") == [("figure_04", name) for name in module.SMOKE_OPTIMIZERS]
+    module = load_artifact("sweep_compressor")
+    assert runs_of([module], "smoke") == [("figure_04", name) for name in module.smoke_optimizers]
     assert (
-        set(module.SMOKE_OPTIMIZERS)
-        < set(module.OPTIMIZERS)
+        set(module.smoke_optimizers)
+        < set(module.optimizers)
         == {name for _, name in runs_of([module], "laptop")}
     )
+
+
+@pytest.mark.parametrize("method", sweep_overrides())
+def test_a_variant_is_configured_as_its_committed_runs_were(method):
+    options = ["experiment=figure_04", "profile=laptop", *overrides_of(method), "comm=gloo"]
+    asked = {"optimizer": method, "workers": 4, "config": plain(composed(options))}
+    committed = results.load_records(results.RESULTS, "figure_04", "laptop", (method,))
+    assert asked["config"]["method"] == method
+    assert committed and all(results.differing(record, asked) == [] for record in committed)

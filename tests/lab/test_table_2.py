@@ -9,15 +9,16 @@ from helpers import synthetic
 
 from onebit.lab.plan import MACHINES, describe
 from onebit.lab.report import table as tables
-from onebit.lab.report.figure import load_figure
+from onebit.lab.report.artifact import load_artifact, load_module
 from onebit.lab.reproduce import runs_of
 
-TABLE = load_figure("table_02")
+TABLE = load_artifact("table_02")
+RULE = load_module("table_02").RULE
 KEYS = ["model", "length"]
 
 
 def written(root, profile="laptop"):
-    path = tables.save(TABLE, "table_02", profile, root)
+    path = TABLE.save(profile, root)
     return path.read_text(), pd.read_csv(path.with_suffix(".csv")).set_index(KEYS)
 
 
@@ -34,11 +35,13 @@ def test_what_is_configured_is_what_the_paper_prints(tmp_path):
     assert frame["configured: steps"].tolist() == [118, 22, 152, 10] and frame[
         "T_w, % of the steps"
     ].tolist() == [13.6, 6.8, 15.1, 15.0]
-    assert frame[f"{TABLE.RULE} n"].tolist() == [0] * 4 and "No runs of profile laptop yet" in text
+    assert frame[f"{RULE} n"].tolist() == [0] * 4 and "No runs of profile laptop yet" in text
 
 
 def write(root, experiment, settles, steps=2700):
-    """Runs of Adam whose recorded ratio is settled in some steps, {first: the first after}; seed s begins s steps later."""
+    """Runs of Adam whose recorded ratio is settled in some steps, {first: the first after};
+    seed s begins s steps later.
+    """
     for seed in (1, 2, 3):
         synthetic.write(
             root,
@@ -63,10 +66,12 @@ def write(root, experiment, settles, steps=2700):
 
 
 def test_the_rule_counts_the_steps_of_each_phase_from_its_own_beginning(tmp_path):
-    """2533 steps of length 128, in which the rate rises for 209, then 167, in which it rises for 3, but the variance's memory is 50."""
+    """2533 steps of length 128, in which the rate rises for 209, then 167, in which it rises
+    for 3, but the variance's memory is 50.
+    """
     write(tmp_path, "table_02", {0: 100, 500: 600, 2590: 3000})
     text, frame = written(tmp_path)
-    large = frame.loc["BERT-Large"][[f"{TABLE.RULE}{part}" for part in tables.PARTS[:4]]]
+    large = frame.loc["BERT-Large"][[f"{RULE}{part}" for part in tables.PARTS[:4]]]
     assert large.loc[128].tolist() == pytest.approx(
         [100 * 502 / 2533, 100 * 501 / 2533, 100 * 503 / 2533, 3], rel=1e-5
     )
@@ -82,20 +87,20 @@ def test_the_rule_counts_the_steps_of_each_phase_from_its_own_beginning(tmp_path
 def test_a_phase_that_begins_settled_takes_the_memory_of_the_variance(tmp_path):
     write(tmp_path, "table_02", {2500: 3000})
     _, frame = written(tmp_path)
-    assert frame.loc[("BERT-Large", 128), TABLE.RULE] == pytest.approx(100 * 2502 / 2533, rel=1e-5)
-    assert frame.loc[("BERT-Large", 512), TABLE.RULE] == pytest.approx(100 * 50 / 167, rel=1e-5)
+    assert frame.loc[("BERT-Large", 128), RULE] == pytest.approx(100 * 2502 / 2533, rel=1e-5)
+    assert frame.loc[("BERT-Large", 512), RULE] == pytest.approx(100 * 50 / 167, rel=1e-5)
 
 
 def test_without_runs_of_its_own_the_first_phase_is_that_of_figure_4(tmp_path):
     write(tmp_path, "figure_04", {500: 3000}, steps=2533)
     _, frame = written(tmp_path)
-    assert frame[f"{TABLE.RULE} n"].tolist() == [0, 0, 3, 0]
-    assert frame.loc[("BERT-Large", 128), TABLE.RULE] == pytest.approx(100 * 502 / 2533, rel=1e-5)
+    assert frame[f"{RULE} n"].tolist() == [0, 0, 3, 0]
+    assert frame.loc[("BERT-Large", 128), RULE] == pytest.approx(100 * 502 / 2533, rel=1e-5)
 
 
 def test_a_run_that_never_settles_is_left_out(tmp_path):
     write(tmp_path, "table_02", {9000: 9001})
-    assert written(tmp_path)[1][f"{TABLE.RULE} n"].tolist() == [0] * 4
+    assert written(tmp_path)[1][f"{RULE} n"].tolist() == [0] * 4
     record = json.loads((tmp_path / "runs/table_02/laptop/adam/seed-1/run.json").read_text())
     assert list(record["config"]["phases"]) == ["seq128", "seq512"]
 

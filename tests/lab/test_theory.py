@@ -1,4 +1,6 @@
-"""The experiments on the theory: the problem is as stated, the simulation is 1-bit Adam, errors telescope, the numbers follow from the CSV."""
+"""The experiments on the theory: the problem is as stated, the simulation is 1-bit Adam, errors
+telescope, the numbers follow from the CSV.
+"""
 
 import subprocess
 import sys
@@ -13,8 +15,10 @@ import onebit
 from onebit import reference
 from onebit.lab.bench import theory
 from onebit.lab.bench.theory import Problem, Sample
-from onebit.lab.claims import judge
-from onebit.lab.report.figure import load_figure
+from onebit.lab.claims.statistics import Interval
+from onebit.lab.claims.theory import METHODS
+from onebit.lab.claims.theory_statistics import exponent, overlap
+from onebit.lab.report.artifact import load_module
 from onebit.lab.runs import measurements as measured
 from onebit.lab.runs.load import RESULTS
 from onebit.lab.runs.metadata import ROOT
@@ -26,12 +30,12 @@ BETA = 0.9
 
 @pytest.fixture(scope="module")
 def speedup():
-    return load_figure("linear_speedup")
+    return load_module("linear_speedup")
 
 
 @pytest.fixture(scope="module")
 def feedback():
-    return load_figure("error_feedback")
+    return load_module("error_feedback")
 
 
 # ---- the problem is as stated
@@ -115,7 +119,9 @@ def test_one_bit_by_seed_is_one_bit_with_each_seed_a_segment():
 
 
 def test_the_second_stage_of_onebit_adam_is_momentum_sgd_under_a_fixed_preconditioner():
-    """From the m and v at the freeze it takes the steps that one_bit_adam takes, errors included."""
+    """From the m and v at the freeze it takes the steps that one_bit_adam takes, errors
+    included.
+    """
     problem, n, T_w = Problem(sigma=1.0), 3, 10
     segments = [slice(0, problem.dimension)], [slice(0, 10), slice(10, problem.dimension)]
     whole = reference.one_bit_adam(
@@ -152,7 +158,8 @@ def test_the_second_stage_of_onebit_adam_is_momentum_sgd_under_a_fixed_precondit
 def as_rank(communicator, problem, steps, gamma):
     """x after each step of `OneBitAdam` on this rank.
 
-    Two steps at learning rate 0 and beta2 = 0 set the state in which the simulation starts: v as given, m = 0.
+    Two steps at learning rate 0 and beta2 = 0 set the state in which the simulation starts: v as
+    given, m = 0.
     """
     sample = Sample(problem, communicator.size, (1,), stream=steps)
     p = torch.nn.Parameter(torch.tensor(problem.start(1)))
@@ -181,7 +188,9 @@ def as_rank(communicator, problem, steps, gamma):
 
 
 def test_four_thread_ranks_take_the_simulations_steps(speedup):
-    """W = 4 with the experiment's own problem and learning rate: x and every worker's error, in float64, step by step."""
+    """W = 4 with the experiment's own problem and learning rate: x and every worker's error, in
+    float64, step by step.
+    """
     problem, n, steps = speedup.PROBLEM, 4, 300
     gamma = problem.learning_rate(n, steps, speedup.measured_eps(n, steps))
     ranks = onebit.comm.run_threads(n, lambda c: as_rank(c, problem, steps, gamma))
@@ -202,7 +211,9 @@ def test_four_thread_ranks_take_the_simulations_steps(speedup):
 def test_what_sgd_has_not_taken_of_its_gradients_is_the_errors_and_what_was_forgotten(
     feedback, reset_every
 ):
-    """Section 4.1: x_t = x_0 - gamma (sum of mean gradients) + gamma (forgotten errors + the last), exactly."""
+    """Section 4.1: x_t = x_0 - gamma (sum of mean gradients) + gamma (forgotten errors + the
+    last), exactly.
+    """
     problem, gamma, seeds = Problem(rare=0.1, v_max=1.0), 0.01, (1, 2)
     run = theory.momentum_sgd(
         Sample(problem, 3, seeds), 65, gamma, True, beta=0.0, reset_every=reset_every
@@ -217,7 +228,9 @@ def test_what_sgd_has_not_taken_of_its_gradients_is_the_errors_and_what_was_forg
 
 
 def test_momentum_and_errors_move_a_point_by_plain_gradient_steps():
-    """Supplement 11: y_t = x_t - gamma / ((1 - beta) sqrt(v)) (m_t beta + delta_t) gives y_{t+1} = y_t - gamma g_t / sqrt(v)."""
+    """Supplement 11: y_t = x_t - gamma / ((1 - beta) sqrt(v)) (m_t beta + delta_t) gives
+    y_{t+1} = y_t - gamma g_t / sqrt(v).
+    """
     problem, gamma = Problem(), 0.01
     y = problem.start(1)
     for step in theory.momentum_sgd(Sample(problem, 3, (1,)), 50, gamma, True, BETA):
@@ -229,7 +242,9 @@ def test_momentum_and_errors_move_a_point_by_plain_gradient_steps():
 
 
 def test_the_three_terms_add_up_to_the_square_of_the_compressed_gradient(feedback):
-    """Section 4.2, by Adam's own variance: with v_0 = 0 the first step's v is (1 - beta2) times the square that it took in."""
+    """Section 4.2, by Adam's own variance: with v_0 = 0 the first step's v is (1 - beta2) times
+    the square that it took in.
+    """
     rows = pd.DataFrame(feedback.terms("naive", (1, 2), 1))
     C = theory.one_bit_by_seed(feedback.PROBLEM.dimension)
     sample = Sample(feedback.PROBLEM, feedback.WORKERS, (1, 2))
@@ -251,10 +266,12 @@ def test_the_three_terms_add_up_to_the_square_of_the_compressed_gradient(feedbac
 
 
 def made_up(speedup, slope, compressed_slope=None):
-    """Rows with known exponents: every method's error falls with n by `slope`, 1-bit Adam's by its own; seeds spread evenly around it."""
+    """Rows with known exponents: every method's error falls with n by `slope`, 1-bit Adam's by
+    its own; seeds spread evenly around it.
+    """
     settings = {(n, 64000) for n in speedup.WORKERS} | {(speedup.AT, T) for T in speedup.STEPS}
     rows = []
-    for method in speedup.LABELS:
+    for method in METHODS:
         own = (
             compressed_slope if method == "onebit_adam" and compressed_slope is not None else slope
         )
@@ -275,21 +292,19 @@ def made_up(speedup, slope, compressed_slope=None):
 
 
 def verdicts(module, rows):
-    found = module.judge(rows)
+    found = module.MEASUREMENT.rules(rows)
     return dict(zip(found.what, found.holds))
 
 
 def test_exponents_are_those_that_were_put_in(speedup):
-    found = speedup.exponent(made_up(speedup, -0.4), "momentum_sgd", "workers")
+    found = exponent(made_up(speedup, -0.4), "momentum_sgd", "workers")
     half = (
         2.3646 * np.std(np.linspace(-0.01, 0.01, 8), ddof=1) / 8**0.5
     )  # t with 7 degrees of freedom
     assert (found.mean, found.low, found.high, found.n) == pytest.approx(
         (-0.4, -0.4 - half, -0.4 + half, 8), rel=1e-4
     )
-    assert speedup.exponent(made_up(speedup, -0.4), "momentum_sgd", "steps").mean == pytest.approx(
-        -0.5
-    )
+    assert exponent(made_up(speedup, -0.4), "momentum_sgd", "steps").mean == pytest.approx(-0.5)
 
 
 def test_each_rule_of_the_speedup_can_fail(speedup):
@@ -324,19 +339,14 @@ def test_each_rule_of_error_feedback_can_fail(feedback):
 
 
 def test_intervals_overlap_if_they_have_a_number_in_common():
-    a, b, c = (
-        judge.Interval((low + high) / 2, low, high, 5) for low, high in ((0, 2), (1, 3), (2.5, 4))
-    )
-    assert (
-        theory.overlap(a, b)
-        and theory.overlap(b, c)
-        and not theory.overlap(a, c)
-        and not theory.overlap(c, a)
-    )
+    a, b, c = (Interval((low + high) / 2, low, high, 5) for low, high in ((0, 2), (1, 3), (2.5, 4)))
+    assert overlap(a, b) and overlap(b, c) and not overlap(a, c) and not overlap(c, a)
 
 
 def test_theorem_1_applies_at_every_learning_rate_of_the_experiment(speedup):
-    """The factor in front of its sum is positive, eps bounds the errors, the noise is the larger part of 1 / gamma, the descent is over."""
+    """The factor in front of its sum is positive, eps bounds the errors, the noise is the
+    larger part of 1 / gamma, the descent is over.
+    """
     rows = committed("linear_speedup")
     x = rows.gamma * speedup.PROBLEM.L
     assert (1 - x - 2 * x**2 / (1 - BETA) ** 2 > 0).all()
@@ -350,7 +360,7 @@ def test_theorem_1_applies_at_every_learning_rate_of_the_experiment(speedup):
 
 
 def committed(name):
-    return measured.read(RESULTS, theory.FOLDER, name)[0]
+    return measured.read(RESULTS, "theory", name)[0]
 
 
 def test_the_figure_prints_the_exponents_of_the_committed_csv(speedup):
@@ -362,7 +372,7 @@ def test_the_figure_prints_the_exponents_of_the_committed_csv(speedup):
         (drawing.axes[1], "steps", rows.workers == speedup.AT),
     ):
         legend = " ".join(text.get_text() for text in axes.get_legend().get_texts())
-        for method in speedup.LABELS:
+        for method in METHODS:
             slopes = []
             for _, own in rows[keep & (rows.method == method)].groupby("seed"):
                 x, y = np.log(own[along]), np.log(own.error)
@@ -372,8 +382,8 @@ def test_the_figure_prints_the_exponents_of_the_committed_csv(speedup):
             )  # t with 7 degrees of freedom
             assert len(slopes) == 8
             assert (
-                f"{np.mean(slopes):.3f} [{np.mean(slopes) - half:.3f}, {np.mean(slopes) + half:.3f}]"
-                in legend
+                f"{np.mean(slopes):.3f} "
+                f"[{np.mean(slopes) - half:.3f}, {np.mean(slopes) + half:.3f}]" in legend
             )
 
 
@@ -389,7 +399,7 @@ def test_the_committed_errors_are_what_the_simulation_gives(speedup):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_all_rules_hold_for_the_committed_measurements(name):
-    assert "NO" not in verdicts(load_figure(name), committed(name)).values()
+    assert "NO" not in verdicts(load_module(name), committed(name)).values()
     assert (RESULTS / "figures" / f"{name}.png").exists()
 
 
@@ -408,17 +418,15 @@ def test_an_experiment_runs_from_measuring_to_its_figure(name, tmp_path, monkeyp
     figure = tmp_path / "figures" / f"{name}.png"
     before = figure.read_bytes(), figure.with_suffix(".pdf").read_bytes()
     monkeypatch.setattr(sys, "argv", [name, "--results", str(tmp_path)])
-    load_figure(name).main()
+    load_module(name).MEASUREMENT.main()
     assert (figure.read_bytes(), figure.with_suffix(".pdf").read_bytes()) == before
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_methods_differ_in_colour_line_and_marker(name):
-    module = load_figure(name)
+    module = load_module(name)
     for methods in (
-        [list(module.LABELS)]
-        if name == "linear_speedup"
-        else [list(module.FEEDBACK), list(module.TERMS)]
+        [list(METHODS)] if name == "linear_speedup" else [list(module.FEEDBACK), list(module.TERMS)]
     ):
         looks = [module.LOOKS[method] for method in methods]
         assert (

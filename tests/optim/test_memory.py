@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from helpers.cases import more
 from helpers.launch import BACKENDS
 
 import onebit
@@ -21,7 +22,9 @@ def bytes_of_all_tensors():
 
 
 def state_bytes(communicator, overlap, synchronize):
-    """Bytes beside parameters and gradients, per element, after each of five steps, the second of which freezes the variance."""
+    """Bytes beside parameters and gradients, per element, after each of five steps, the second
+    of which freezes the variance.
+    """
     before = bytes_of_all_tensors()
     params = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
     optimizer = onebit.OneBitAdam(params, warmup=2, communicator=communicator, overlap=overlap)
@@ -46,15 +49,19 @@ def state_bytes(communicator, overlap, synchronize):
     return found
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 4, *more(2)])
 def test_after_the_freeze_the_state_is_variance_error_and_bits(size):
-    """Variance 4, worker error 4, packed momentum 1/8, mask 1/8, server error 4/W bytes an element; reading the state leaves nothing behind."""
-    for found in BACKENDS["gloo"](size, state_bytes, False, True, timeout=100):
+    """Variance 4, worker error 4, packed momentum 1/8, mask 1/8, server error 4/W bytes an
+    element.
+
+    Reading the state leaves nothing behind.
+    """
+    for found in BACKENDS["gloo"](size, state_bytes, False, True):
         assert all(value <= 8.3 + 4 / size for value in found[2:]), found
 
 
-@pytest.mark.parametrize("size", [2])
-def test_overlap_keeps_the_errors_twice(size):
+def test_overlap_keeps_the_errors_twice():
     """Out of place: 4 + 4/W more."""
-    for found in BACKENDS["gloo"](size, state_bytes, True, False, timeout=100):
+    size = 4
+    for found in BACKENDS["gloo"](size, state_bytes, True, False):
         assert all(value <= 8.3 + 4 / size + 4 + 4 / size for value in found[2:]), found

@@ -1,4 +1,6 @@
-"""The example for the Hugging Face Trainer, over two gloo processes: it learns, compresses, clips by one factor and resumes."""
+"""The example for the Hugging Face Trainer, over two gloo processes: it learns, compresses, clips
+by one factor and resumes.
+"""
 
 import importlib.util
 import os
@@ -7,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.launch import BACKENDS
-from test_behaviour import same
+from helpers.launch import run_gloo
+from helpers.small_runs import same
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -101,9 +103,7 @@ def straight_and_resumed(communicator, folder):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """For each rank (a run, one that went on from its checkpoint)."""
-    return BACKENDS["gloo"](
-        2, straight_and_resumed, str(tmp_path_factory.mktemp("trainer")), timeout=110
-    )
+    return run_gloo(2, straight_and_resumed, str(tmp_path_factory.mktemp("trainer")))
 
 
 def test_the_trainers_loss_falls_and_both_ranks_hold_the_same_bits(runs):
@@ -131,13 +131,17 @@ def test_the_trainer_sends_a_thirtieth_after_the_freeze(runs):
 
 
 def test_the_optimizer_clips_for_the_trainer(runs):
-    """||m|| of clipped gradients is at most the bound, and without clipping would be many times that."""
+    """||m|| of clipped gradients is at most the bound, and without clipping would be many times
+    that.
+    """
     for run, _ in runs:
         assert 0.5 * CLIP < max(run.momentum_norms[:WARMUP]) <= CLIP * (1 + 1e-5)
 
 
 def test_a_run_resumed_from_the_trainers_checkpoint_is_the_run_that_went_on(runs):
-    """Rank 0's file serves both ranks, since the callback has synchronized the state before it was written."""
+    """Rank 0's file serves both ranks, since the callback has synchronized the state before it
+    was written.
+    """
     for straight, resumed in runs:
         assert (
             resumed.steps == STEPS

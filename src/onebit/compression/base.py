@@ -1,96 +1,114 @@
+"""What a compressor is, and how it keeps the error that it makes."""
+
 from abc import ABC, abstractmethod
+from typing import Protocol
 
 import torch
+from torch import Generator, Tensor
 
-from onebit.kernels.torch_ops import Terms, apply_moves, combine
+from onebit.kernels.torch_ops import Terms, combine
+from onebit.layout import Partition
 
 
 class Compressor(ABC):
     """A map C with bounded error ||C[x] - x||, and the bytes in which C[x] travels.
 
-    Args:
-        partition: how the vector of n elements is cut into groups and rows, see `onebit.layout.Partition`.
-        dtype: float32 or float64, of the vectors; float64 vectors send float64 numbers.
+    A vector x is 0 wherever `partition.active` is False, and C[x] must be 0 there too.
 
-    `x` is 0 wherever `partition.active` is False, and C[x] must be 0 there too.
+    Args:
+        partition: how the vector of n elements is cut into groups and rows.
+        dtype: float32 or float64, of the vectors; scales and norms travel in the same type.
 
     Attributes:
-        row_bytes: bytes of one row's message. Fixed by the row's length and its number of pieces, so that a server, which knows its own
-            row alone, and a worker promise the same.
-        seed: of a compressor that draws lots, which are then a function of it, see `onebit.allreduce`; else None.
+        row_bytes: bytes of one row's message. It depends only on the row's length and its number
+            of pieces, because a server knows its own row alone and must expect what the workers
+            send.
+        seed: of a stochastic compressor, whose random draws `onebit.allreduce` derives from it;
+            None if C is deterministic.
     """
 
     row_bytes: int
-    seed = None
+    seed: int | None = None
 
-    def __init__(self, partition, dtype):
+    def __init__(self, partition: Partition, dtype: torch.dtype):
         self.partition = partition
         self.dtype = dtype
 
     @abstractmethod
-    def compress(self, x, generator=None):
-        """float [n] -> uint8 [rows, row_bytes]. `generator` (torch.Generator) feeds a compressor that draws lots."""
+    def compress(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        """float [n] -> uint8 [rows, row_bytes]. A stochastic compressor draws from `generator`."""
 
     @abstractmethod
-    def decompress(self, payload):
+    def decompress(self, payload: Tensor) -> Tensor:
         """uint8 [..., rows, row_bytes] -> C[x], float [..., n]."""
 
     @abstractmethod
-    def error_bound(self):
-        """q of each group, float64 [groups]: ||C[x] - x||_2 <= q ||x||_2 for every x; of one that draws lots the same of the mean square.
+    def error_bound(self) -> Tensor:
+        """q of each group, float64 [groups]: ||C[x] - x||_2 <= q ||x||_2 for every x.
 
-        With q < 1 error feedback keeps its error bounded, which is what the theorem asks for.
+        For a stochastic compressor the bound holds for the root of the mean square. With q < 1,
+        error feedback keeps its error bounded, which the convergence theorem requires.
         """
 
-    def adam_update(self, parameters, variance, payload, decays, steps, epss):
-        """x <- decay x - (step m) / (sqrt(v) + eps) in place, m being what `payload` says; see `onebit.kernels.torch_ops.update`."""
-        nothing = [None] * len(parameters)
-        moves = combine(
-            self.partition, Terms(nothing, nothing, payload, steps), self.dtype, self.decompress
-        )
-        apply_moves(self.partition, parameters, variance, moves, decays, epss)
+    def with_feedback(self, in_place: bool = True) -> "Feedback":
+        """This compressor with error feedback.
 
-    def with_feedback(self, in_place=True):
-        """An `ErrorFeedback` of this compressor; `in_place`: memory matters more than that a round can be dropped."""
+        in_place: save memory by overwriting the old error, so that a round cannot be dropped.
+        """
         return ErrorFeedback(self)
 
 
-class ErrorFeedback:
+class Feedback(Protocol):
     """Compression that keeps what it loses: it sends C[z + e], and e <- z + e - C[z + e].
 
-    The new e counts from `commit`; without it, the next round starts from the old one.
-
-    Attributes:
-        error: e, float [n]; may be assigned.
+    The new error counts from `commit`. A round without it is dropped: the next one starts from
+    the old error.
     """
 
-    def __init__(self, compressor):
+    @property
+    def error(self) -> Tensor:
+        """e, float [n]. It may be assigned."""
+
+    @error.setter
+    def error(self, value: Tensor) -> None: ...
+
+    def compress(self, terms: Terms, generator: Generator | None = None) -> Tensor:
+        """A worker's part: the payload of z, uint8 [rows, row_bytes]."""
+
+    def average(self, received: Tensor, generator: Generator | None = None) -> Tensor:
+        """A server's part: the payload of the mean of what the ranks sent, uint8 [1, row_bytes].
+
+        received: uint8 [W, row_bytes]; the rows are added in rank order.
+        """
+
+    def commit(self) -> None:
+        """The error of the last round becomes the one that the next round adds."""
+
+
+class ErrorFeedback:
+    """`Feedback` of any compressor, in plain torch."""
+
+    def __init__(self, compressor: Compressor):
         self.compressor = compressor
         self._error = self._next = compressor.partition.zeros(compressor.dtype)
 
     @property
-    def error(self):
+    def error(self) -> Tensor:
         return self._error
 
     @error.setter
-    def error(self, value):
+    def error(self, value: Tensor) -> None:
         self._error = value.clone()
 
-    def compress(self, terms, generator=None):
-        """The payload of z given as `onebit.kernels.torch_ops.Terms`: uint8 [rows, row_bytes]."""
-        return self._compress(
-            combine(
-                self.compressor.partition, terms, self.compressor.dtype, self.compressor.decompress
-            ),
-            generator,
-        )
+    def compress(self, terms: Terms, generator: Generator | None = None) -> Tensor:
+        C = self.compressor
+        return self._compress(combine(C.partition, terms, C.dtype, C.decompress), generator)
 
-    def average(self, received, generator=None):
-        """The payload of the mean of what came from the ranks, uint8 [W, row_bytes], added in rank order: uint8 [1, row_bytes]."""
+    def average(self, received: Tensor, generator: Generator | None = None) -> Tensor:
         rows = self.compressor.decompress(received[:, None])
         return self._compress(sum(rows[1:], rows[0]) / len(rows), generator)
 
-    def commit(self):
+    def commit(self) -> None:
         self._error = self._next
 
     def _compress(self, z, generator):

@@ -1,102 +1,105 @@
 import torch
+from torch import Generator, Tensor
 
 from onebit import kernels
 from onebit.compression.base import Compressor
 from onebit.kernels import torch_ops
+from onebit.kernels.torch_ops import Terms
+from onebit.layout import Partition
 
 
 class Sign(Compressor):
-    """One bit per element and one scale per group: C[x] = ||x||_2 / sqrt(count) * sign(x), sign(0) = +1.
+    """One bit per element and one scale per group.
 
-    The scale gives C[x] the l2 norm of x in each group ("1-bit Adam", section 4.3); `count` is the number of active elements.
-    A row's message is its bits, 1/8 byte an element, then one scale for each of its pieces.
+        C[x] = ||x||_2 / sqrt(count) * sign(x),    sign(0) = +1
 
-    q^2 = 2 - 2 / sqrt(count), which a vector with a single element that is not zero attains. In general ||C[x] - x||^2 / ||x||^2 is
-    2 - 2 ||x||_1 / (sqrt(count) ||x||_2), or 0.4 if the elements are normally distributed.
+    The scale gives C[x] the l2 norm of x in each group ("1-bit Adam", section 4.3); `count` is the
+    number of active elements. A row's message is its bits, 1/8 byte per element, then one scale for
+    each of its pieces.
+
+    q^2 = 2 - 2 / sqrt(count), which a vector with a single nonzero element attains. In general
+    ||C[x] - x||^2 / ||x||^2 = 2 - 2 ||x||_1 / (sqrt(count) ||x||_2), which is 0.4 for normally
+    distributed elements.
     """
 
-    def __init__(self, partition, dtype):
+    def __init__(self, partition: Partition, dtype: torch.dtype):
         super().__init__(partition, dtype)
         self.kernels = kernels.for_device(partition.mask.device.type)
         self.row_bytes = (
             partition.row_elements // 8 + partition.piece_lengths.shape[1] * dtype.itemsize
         )
 
-    def compress(self, x, generator=None):
-        scales = torch_ops.root_mean_squares(
-            self.partition, torch_ops.block_sums(self.partition, x)
-        ).to(self.dtype)
+    def compress(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        sums = torch_ops.block_sums(self.partition, x)
+        scales = torch_ops.root_mean_squares(self.partition, sums).to(self.dtype)
         return torch_ops.join_payload(self.partition, torch_ops.pack_signs(x), scales)
 
-    def decompress(self, payload):
+    def decompress(self, payload: Tensor) -> Tensor:
         return torch_ops.decode(self.partition, payload, self.dtype)
 
-    def error_bound(self):
+    def error_bound(self) -> Tensor:
         return torch_ops.square_root(2 - 2 / torch_ops.square_root(self.partition.counts))
 
-    def adam_update(self, parameters, variance, payload, decays, steps, epss):
-        self.kernels.update(self.partition, parameters, variance, payload, decays, steps, epss)
-
-    def with_feedback(self, in_place=True):
+    def with_feedback(self, in_place: bool = True) -> "SignFeedback":
         return SignFeedback(self, in_place)
 
 
 class SignFeedback:
-    """`ErrorFeedback` of `Sign` in one pass over the memory, by the kernels of the vector's device.
+    """`Feedback` of `Sign` in one pass over the memory, by the kernels of the vector's device.
 
-    The error is kept as the compensated vector c = z + e and the scales that were sent: e = c - scale * sign(c). Signs do not depend
-    on the scale, so one pass does what takes two if e itself is kept, and the bits are the same.
+    It keeps the error as the compensated vector c = z + e and the scales that were sent:
+    e = c - scale * sign(c). The signs do not depend on the scale, so that one pass suffices, where
+    two would be needed to store e itself; the bits are the same.
     """
 
-    def __init__(self, compressor, in_place):
+    def __init__(self, compressor: Sign, in_place: bool):
         self.compressor = compressor
         self._in_place = in_place
-        self._compensated = self._spare = (
-            None  # T [n] each; None: all zero, respectively not there yet
-        )
+        # T [n] each. None: all zeros, and not yet allocated.
+        self._compensated: Tensor | None = None
+        self._spare: Tensor | None = None
+        partition = compressor.partition
         self._scales = self._next_scales = torch.zeros(
-            len(compressor.partition.lengths),
-            dtype=compressor.dtype,
-            device=compressor.partition.mask.device,
+            len(partition.lengths), dtype=compressor.dtype, device=partition.mask.device
         )
 
     @property
-    def error(self):
+    def error(self) -> Tensor:
+        partition = self.compressor.partition
         if self._compensated is None:
-            return self.compressor.partition.zeros(self.compressor.dtype)
-        lengths = self.compressor.partition.lengths
-        sent = torch_ops.scaled_signs(
-            torch_ops.pack_signs(self._compensated), self._scales, lengths
-        )
-        return torch.where(self.compressor.partition.active, self._compensated - sent, 0)
+            return partition.zeros(self.compressor.dtype)
+        signs = torch_ops.pack_signs(self._compensated)
+        sent = torch_ops.scaled_signs(signs, self._scales, partition.lengths)
+        return torch.where(partition.active, self._compensated - sent, 0)
 
     @error.setter
-    def error(self, value):
+    def error(self, value: Tensor) -> None:
         self._compensated, self._spare = value.clone(), None
         self._scales = torch.zeros_like(self._scales)
 
-    def compress(self, terms, generator=None):
+    def compress(self, terms: Terms, generator: Generator | None = None) -> Tensor:
         return self._round(self.compressor.kernels.compress, terms)
 
-    def average(self, received, generator=None):
+    def average(self, received: Tensor, generator: Generator | None = None) -> Tensor:
         return self._round(self.compressor.kernels.average, received)
 
-    def commit(self):
+    def commit(self) -> None:
         self._compensated, self._spare = self._spare, self._compensated
         self._scales = self._next_scales
 
     def _round(self, kernel, z):
+        partition = self.compressor.partition
         if self._compensated is None:
-            self._compensated = self.compressor.partition.zeros(self.compressor.dtype)
+            self._compensated = partition.zeros(self.compressor.dtype)
         if self._spare is None:
             self._spare = (
                 self._compensated if self._in_place else torch.empty_like(self._compensated)
             )
         payload, self._next_scales = kernel(
-            self.compressor.partition, z, self._compensated, self._scales, self._spare
+            partition, z, self._compensated, self._scales, self._spare
         )
-        if (
-            self._in_place
-        ):  # what was sent is lost if the exchange fails, but the error is still that of one round
+        if self._in_place:
+            # c is overwritten already, so the scales must follow. If the exchange fails, what was
+            # sent is lost, but c and its scales still belong to one round.
             self._scales = self._next_scales
         return payload

@@ -1,21 +1,23 @@
-"""The kernels on NVIDIA GPUs: the CUDA source in onebit.cu, compiled by CuPy's NVRTC and launched on torch's current stream.
+"""The kernels on NVIDIA GPUs: onebit.cu, compiled by CuPy's NVRTC, on torch's current stream.
 
-`torch_ops` defines what they compute. Nothing here waits for the device: what changes from call to call, such as the gradients' addresses,
-goes there in one copy from pinned memory. Gradients and parameters are used where they are; one that is not contiguous, or of a type that
-the kernels do not know, by way of a copy. All memory is allocated, used and freed on the current stream, as by any torch function, so
-the same rule holds for the arguments: what was made on another stream must be recorded on this one.
+`torch_ops` defines what they compute. Nothing here waits for the device: what changes from call to
+call, such as the addresses of the gradients, goes there in one copy from pinned memory. Gradients
+and parameters are used where they are, unless they are not contiguous or have a type that the
+kernels do not know; those are copied. As with any torch function, all memory is allocated, used and
+freed on the current stream, and a tensor that was made on another stream must be recorded on it.
 """
 
 import math
 import threading
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cupy
 import torch
+from torch import Tensor
 
-from onebit.kernels.torch_ops import dtype_of
-from onebit.layout import ALIGNMENT
+from onebit.kernels.torch_ops import Numbers, Tensors, Terms, dtype_of
+from onebit.layout import ALIGNMENT, Partition
 
 SOURCE = Path(__file__).with_name("onebit.cu")
 THREADS = 256  # of one CUDA block, as in the source
@@ -35,7 +37,7 @@ OPTIONS = (
 # ---- the kernels
 
 
-def measure(partition, gradients):
+def measure(partition: Partition, gradients: Tensors) -> Tensor:
     """See `torch_ops.measure`."""
     dtype, device = dtype_of(gradients), partition.mask.device
     table, _copies = _table(gradients, dtype, device)
@@ -64,7 +66,9 @@ def measure(partition, gradients):
     return result
 
 
-def compress(partition, terms, compensated, scales, out):
+def compress(
+    partition: Partition, terms: Terms, compensated: Tensor, scales: Tensor, out: Tensor
+) -> tuple[Tensor, Tensor]:
     """See `torch_ops.compress`."""
     table, _copies = _table(
         terms.gradients,
@@ -77,16 +81,26 @@ def compress(partition, terms, compensated, scales, out):
     return _compensate("compress", partition, (table, momentum), compensated, scales, out)
 
 
-def average(partition, received, compensated, scales, out):
+def average(
+    partition: Partition, received: Tensor, compensated: Tensor, scales: Tensor, out: Tensor
+) -> tuple[Tensor, Tensor]:
     """See `torch_ops.average`."""
     return _compensate(
         "average", partition, (_aligned(received), len(received)), compensated, scales, out
     )
 
 
-def update(partition, parameters, variance, momentum, decays, steps, epss):
+def update(
+    partition: Partition,
+    parameters: Tensors,
+    variance: Tensor,
+    momentum: Tensor,
+    decays: Numbers,
+    steps: Numbers,
+    epsilons: Numbers,
+) -> None:
     """See `torch_ops.update`."""
-    table, tensors = _table(parameters, variance.dtype, variance.device, decays, steps, epss)
+    table, tensors = _table(parameters, variance.dtype, variance.device, decays, steps, epsilons)
     _launch(
         "update",
         variance.dtype,
@@ -100,14 +114,24 @@ def update(partition, parameters, variance, momentum, decays, steps, epss):
 
 
 def adam(
-    partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots
-):
+    partition: Partition,
+    parameters: Tensors,
+    gradient: Tensor,
+    momentum: Tensor,
+    variance: Tensor,
+    beta1s: Numbers,
+    beta2s: Numbers,
+    decays: Numbers,
+    steps: Numbers,
+    epsilons: Numbers,
+    roots: Numbers,
+) -> None:
     """See `torch_ops.adam`."""
     blocks, rests = (
         len(partition.blocks),
         [[1 - beta for beta in betas] for betas in (beta1s, beta2s)],
     )
-    numbers = beta1s, rests[0], beta2s, rests[1], decays, steps, epss, roots
+    numbers = beta1s, rests[0], beta2s, rests[1], decays, steps, epsilons, roots
     table, tensors = _table(parameters, variance.dtype, variance.device, *numbers)
     _launch(
         "adam",
@@ -125,18 +149,17 @@ def adam(
 
 
 def _write_back(parameters, tensors):
-    """To the parameters, where the kernel wrote to copies."""
+    """Copy the results to those parameters that the kernel could not use in place."""
     for x, written in zip(parameters, tensors):
         if x is not written:
             x.copy_(written)
         elif x is not None:
-            torch.autograd.graph.increment_version(
-                x
-            )  # as every torch function does that writes to a tensor
+            # as every torch function does that writes to a tensor
+            torch.autograd.graph.increment_version(x)
 
 
 def _compensate(kernel, partition, source, compensated, scales, out):
-    """The pass over the vector, then the scales, then their place in the payload."""
+    """The pass over the vector, then the scales, which are then written into the payload."""
     dtype, device = out.dtype, out.device
     groups, pieces = len(partition.lengths), partition.piece_groups.numel()
     rows, columns = partition.piece_groups.shape
@@ -191,7 +214,7 @@ def _compensate(kernel, partition, source, compensated, scales, out):
 
 
 def _cut(partition):
-    """What the kernels that read or write messages must know of a partition."""
+    """The arguments that describe a partition to kernels which read or write messages."""
     return (
         partition.blocks,
         len(partition.blocks),
@@ -208,9 +231,10 @@ def _aligned(payload):
 
 
 def _table(tensors, dtype, device, *numbers):
-    """On the device, a row for each tensor and one for the tail: address, type, up to 8 numbers; see `Tensor` in the source.
+    """A table on the device, with a row for each tensor and one for the tail.
 
-    Returns (int64 [tensors + 1, 10], the tensors that it points to, which must live until the launch).
+    A row is an address, a type and up to 8 numbers: `Tensor` in the source. Returns the table,
+    int64 [tensors + 1, 10], and the tensors that it points to, which must live until the launch.
     """
     direct = [None if x is None else _direct(x, dtype, device) for x in tensors]
     host = torch.zeros(len(tensors) + 1, 10, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -233,14 +257,25 @@ def _direct(x, dtype, device):
 
 
 class Launcher:
-    """Launches kernels on the current stream of a device. Each device compiles the source once for each type, when first asked to."""
+    """Launches kernels on the current stream of a device.
 
-    def __init__(self):
-        self._kernels = {}
+    The source is compiled once for each device and type, on first use.
+    """
+
+    def __init__(self) -> None:
+        self._kernels: dict[tuple, Any] = {}
         self._lock = threading.Lock()
 
-    def launch(self, name, dtype, device, grid, block, args):
-        """`args`: integers of 64 bits, addresses among them."""
+    def launch(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        grid: int,
+        block: int,
+        args: tuple[int, ...],
+    ) -> None:
+        """Launch a kernel. `args` are integers of 64 bits, some of which are addresses."""
         with torch.cuda.device(device):
             stream = _Stream(torch.cuda.current_stream(device).cuda_stream)
             self._kernel(name, dtype, device)((grid,), (block,), args, stream=stream)
@@ -263,15 +298,18 @@ class Launcher:
 
 
 class _Stream(NamedTuple):
-    """The one attribute of a stream that CuPy's launch reads; its wrappers of foreign streams differ from version to version."""
+    """The one attribute of a stream that CuPy's launch reads.
+
+    CuPy has a wrapper for streams of other libraries, but it differs between versions.
+    """
 
     ptr: int
 
 
-def compiled(dtype, capability):
+def compiled(dtype: torch.dtype, capability: tuple[int, int]) -> bytes:
     """The machine code for a GPU of this compute capability, or PTX if NVRTC does not know it yet.
 
-    cupy.RawModule would do, but it adds -ftz=true, which sets subnormal numbers to zero.
+    cupy.RawModule would be shorter, but adds -ftz=true, which sets subnormal numbers to zero.
     """
     nvrtc = cupy.cuda.nvrtc
     wanted = 10 * capability[0] + capability[1]
@@ -291,8 +329,8 @@ def compiled(dtype, capability):
         nvrtc.destroyProgram(program)
 
 
-def defines(dtype):
-    """The options of any C++ compiler that choose the type of the vectors' elements."""
+def defines(dtype: torch.dtype) -> tuple[str, ...]:
+    """The compiler options that choose the type of the vectors' elements."""
     return (f"-DREAL={'double' if dtype == torch.float64 else 'float'}",)
 
 
@@ -300,7 +338,10 @@ launcher = Launcher()
 
 
 def _launch(name, dtype, blocks, *args, threads=THREADS):
-    """`args`: tensors, integers, and None for a null pointer. `blocks`: of the grid, rounded up."""
+    """Launch a kernel.
+
+    args: tensors, integers, and None for a null pointer. blocks: of the grid, rounded up here.
+    """
     device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
     numbers = tuple(
         0 if arg is None else arg.data_ptr() if isinstance(arg, torch.Tensor) else arg

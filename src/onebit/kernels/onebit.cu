@@ -1,8 +1,10 @@
-// The kernels of cuda.py; torch_ops.py defines what they compute. Compiled at run time, once for REAL = float and once for double, with
-// no header, no contraction into FMA and subnormals kept.
+// The kernels of cuda.py; torch_ops.py defines what they compute. They are compiled at run time, once
+// with REAL = float and once with double, without headers. Products and sums are not contracted into
+// FMA, and subnormal numbers are kept.
 //
-// A team of LANES threads works on one block of the table: thread j is lane j of the sums and has elements j, j + LANES, ... A "row" is
-// LANES neighbouring elements; a warp has half of each row, whose 32 signs are one word of a message.
+// A team of LANES threads works on one block of the table: thread j is lane j of the sums and has
+// elements j, j + LANES, ... A "row" is LANES neighbouring elements. A warp has half of each row,
+// whose 32 signs are one word of a message.
 
 using Int = long long;
 using Word = unsigned int;
@@ -11,12 +13,14 @@ constexpr int LANES = 64;  // layout.ALIGNMENT
 constexpr int WARP = 32;
 constexpr int THREADS = 256;
 constexpr int TEAMS = THREADS / LANES;
-constexpr int DEPTH = 32 / sizeof(REAL);  // rows whose loads are under way at once
+constexpr int DEPTH = 32 / sizeof(REAL);  // rows that are loaded at the same time
 constexpr Word ALL = 0xffffffff;
 
-struct Block { Int start, length, real, group, offset, piece, full; };  // a row of the table: layout.Column
+// a row of the table of blocks, see layout.Column
+struct Block { Int start, length, real, group, offset, piece, full; };
 
-struct Tensor { void* data; Int type; double numbers[8]; };  // what belongs to one tensor; cuda.py writes it
+// what belongs to one tensor, written by cuda.py
+struct Tensor { void* data; Int type; double numbers[8]; };
 
 // ---- number formats. Rounding is to nearest, ties to even, and by way of float, as torch does it.
 
@@ -53,7 +57,8 @@ inline void narrow(float x, Half& to)
     to.bits = half | bits >> 16 & 0x8000;
 }
 
-// Calls function(pointer to the tensor's elements, in their own type); a float null pointer where there is no tensor.
+// Calls function(pointer to the tensor's elements, in their own type), or with a float null pointer
+// if there is no tensor.
 template <class F>
 inline void in_its_type(const Tensor& tensor, F function)
 {
@@ -119,7 +124,8 @@ struct Thread {
 
 // ---- sums
 
-// The lanes' tree. The result is thread 0's of each team; all threads of the CUDA block must call it.
+// Adds the lanes as a tree. Thread 0 of each team gets the result. All threads of the CUDA block must
+// call it.
 inline double over_lanes(const Thread& thread, double sum)
 {
     __shared__ double right[TEAMS][WARP];
@@ -130,7 +136,8 @@ inline double over_lanes(const Thread& thread, double sum)
     return sum;
 }
 
-// values[0] + values[1] + ..., one after another, by a warp: it loads a stretch while it adds the one before. Past the end 0 is added.
+// values[0] + values[1] + ..., one after another, by a warp, which loads the next stretch while it adds
+// one. Past the end it adds 0.
 inline double in_order(const double* values, Int count)
 {
     constexpr int STRETCH = 4 * WARP;
@@ -152,7 +159,7 @@ inline double in_order(const double* values, Int count)
     return sum;
 }
 
-// Leaves a block's sum, and where in the table its group begins and ends.
+// Writes a block's sum, and where in the table its group begins and ends.
 inline void leave_sum(const Thread& thread, const Block* blocks, Int count, double sum, double* sums, Int* ranges)
 {
     sum = over_lanes(thread, sum);
@@ -173,7 +180,7 @@ inline double sum_of_group(Int group, const double* sums, const Int* ranges, con
     return in_order(sums + first, end - first);
 }
 
-// group_sums[group] = sum of its blocks; a warp to a group.
+// group_sums[group] = sum of its blocks. One warp per group.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 sum_groups(const double* sums, const Int* ranges, const Int* lengths, Int groups, double* group_sums)
 {
@@ -183,7 +190,7 @@ sum_groups(const double* sums, const Int* ranges, const Int* lengths, Int groups
     if (threadIdx.x % WARP == 0) group_sums[group] = sum;
 }
 
-// scales[group] = sqrt(sum of its blocks / its active elements); a warp to a group.
+// scales[group] = sqrt(sum of its blocks / its active elements). One warp per group.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 scale_groups(const double* sums, const Int* ranges, const Int* lengths, const double* counts, Int groups, REAL* scales)
 {
@@ -193,7 +200,7 @@ scale_groups(const double* sums, const Int* ranges, const Int* lengths, const do
     if (threadIdx.x % WARP == 0) scales[group] = REAL(root(sum / counts[group]));
 }
 
-// The payload's scales; a thread to a piece.
+// Writes the scales into the payload. One thread per piece.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 append_scales(const REAL* scales, const Int* piece_groups, Int all_pieces, Int row_elements, Int pieces, unsigned char* payload)
 {
@@ -231,7 +238,8 @@ struct WorkerTerm {
     }
 };
 
-// z of a server: the mean of what the ranks sent, added in rank order. Each lane of a warp divides one rank's scale.
+// z of a server: the mean of what the ranks sent, added in rank order. Each lane of a warp divides one
+// rank's scale.
 struct ServerTerm {
     const Word* signs;  // rank 0's
     const REAL* scale;
@@ -262,8 +270,9 @@ struct ServerTerm {
     }
 };
 
-// c = z + (old - scale * sign(old)), 0 where not active: to `out` and as signs; the thread's part of ||c||^2 is returned. `old` and `out`
-// may be the same memory: each element is read by the thread that writes it.
+// Writes c = z + (old - scale * sign(old)), 0 where not active, to `out`, and its signs to `signs`.
+// Returns the thread's part of ||c||^2. `old` and `out` may be the same memory, because each element is
+// read by the thread that writes it.
 template <class Term>
 inline double compensate(const Thread& thread, const Term& term, const REAL* old, REAL scale, REAL* out, Word* signs)
 {
@@ -380,7 +389,8 @@ struct Rates {
         : beta1(n[0]), rest1(n[1]), beta2(n[2]), rest2(n[3]), decay(n[4]), step(n[5]), eps(n[6]), root_factor(n[7]) {}
 };
 
-// m <- beta1 m + rest1 g; v <- beta2 v + rest2 g^2; x <- decay x - (step m) / (root_factor sqrt(v) + eps), unless x is null.
+// m <- beta1 m + rest1 g; v <- beta2 v + rest2 g^2;
+// x <- decay x - (step m) / (root_factor sqrt(v) + eps), unless x is null.
 template <class X>
 inline void adam_team(const Thread& thread, X* x, const REAL* gradient, REAL* momentum, REAL* variance, const Rates& rates)
 {
@@ -442,7 +452,7 @@ inline double squares_of_team(const Thread& thread, const G* gradient, unsigned 
     return sum;
 }
 
-// Each block's sum of squares, and in `late` how many masked elements are not zero.
+// Writes each block's sum of squares, and adds to `late` the number of masked elements that are not 0.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 measure(const Block* blocks, Int count, const unsigned char* mask, const Tensor* tensors, unsigned long long* late, double* sums, Int* ranges)
 {

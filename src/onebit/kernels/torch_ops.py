@@ -1,91 +1,123 @@
-"""The kernels' definition in plain torch, on any device. The compiled ones give the same bits.
+"""The kernels' definition in plain torch, on any device. The compiled kernels give the same bits.
 
-A vector's elements are float32 or float64, called T here; numbers given as Python floats are rounded to T before use, and no
-product is fused with a sum. `partition` is an `onebit.layout.Partition`; a payload is what `Sign` sends: rows of bits, element
-8 i + j being bit j of byte i, then one scale for each piece of the row.
+The elements of a vector are float32 or float64, called T here. Numbers given as Python floats are
+rounded to T before use, and no product is fused with a sum. A payload is what `Sign` sends: rows of
+bits, element 8 i + j being bit j of byte i, then one scale for each piece of the row.
 
-Sums add squares in float64 in one order, which depends on neither threads nor processor: in a block of BLOCK elements, lane j adds
-elements j, j + ALIGNMENT, j + 2 ALIGNMENT, ... one after another; the lanes are added left half to right half until one is left;
-a group's blocks are added one after another.
+Sums of squares are in float64 and in one order, which depends neither on threads nor on the
+processor. In a block of BLOCK elements, lane j adds elements j, j + ALIGNMENT, j + 2 ALIGNMENT, ...
+one after another; then the left half of the lanes is added to the right half until one is left. The
+blocks of a group are added one after another.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from onebit.layout import ALIGNMENT, Column
+from onebit.layout import ALIGNMENT, Column, Partition
 
-_GATHER_BITS = 0x0102040810204080  # times 8 bytes of 0 or 1: their bits, first byte lowest, in the product's top byte
-_SIGNS = ((torch.arange(256)[:, None] >> torch.arange(8)) & 1).to(
-    torch.int8
-) * 2 - 1  # [256, 8]: a byte's 8 signs
+# Times 8 bytes of 0 or 1, the product's top byte has these bytes as its bits, the first one lowest.
+_GATHER_BITS = 0x0102040810204080
+# [256, 8]: the 8 signs that a byte stands for
+_SIGNS = ((torch.arange(256)[:, None] >> torch.arange(8)) & 1).to(torch.int8) * 2 - 1
+
+Tensors = Sequence[Tensor | None]  # of any floating dtype and strides
+Numbers = Sequence[float]  # one for each tensor
 
 
-class Terms(NamedTuple):
-    """What is compressed: z = beta * momentum + weight * g, each tensor with its own numbers.
+@dataclass(frozen=True)
+class Terms:
+    """A vector before compression: z = beta * momentum + weight * g, with numbers for each tensor.
 
     Attributes:
-        gradients: for each tensor g, of any floating dtype and strides, or None, which counts as zero.
-        weights: for each tensor a float.
-        momentum: payload uint8 [rows, row_bytes], or None: no such term.
-        betas: for each tensor a float; unused without momentum.
+        gradients: g of each tensor; None counts as zero.
+        weights: by default 1 for each tensor.
+        momentum: payload uint8 [rows, row_bytes], or None: there is no such term.
+        betas: unused without momentum.
     """
 
-    gradients: list
-    weights: list
-    momentum: torch.Tensor | None = None
-    betas: list = ()
+    gradients: Tensors
+    weights: Numbers = ()
+    momentum: Tensor | None = None
+    betas: Numbers = ()
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            object.__setattr__(self, "weights", [1.0] * len(self.gradients))
 
 
 # ---- bits and scales
 
 
-def pack_signs(x):
+def pack_signs(x: Tensor) -> Tensor:
     """float [n] -> uint8 [n / 8]: bit 1 where x >= 0, so that sign(0) = +1."""
     eight = (x >= 0).view(torch.int64)
     return ((eight * _GATHER_BITS) >> 56).to(torch.uint8)
 
 
-def scaled_signs(bits, scales, lengths):
-    """uint8 [..., n / 8], one scale per segment [..., segments] -> [..., n]: +scale or -scale."""
+def scaled_signs(bits: Tensor, scales: Tensor, lengths: Tensor) -> Tensor:
+    """uint8 [..., n / 8], one scale per group [..., groups] -> [..., n]: +scale or -scale.
+
+    lengths: int64 [groups], the number of elements of each group.
+    """
     signs = _SIGNS.to(bits.device, scales.dtype).index_select(0, bits.flatten().int())
     blocks = signs.view(*bits.shape[:-1], -1, ALIGNMENT)
     return blocks.mul_(per_block(scales, lengths)).flatten(-2)
 
 
-def per_block(values, lengths):
-    """One value per segment, [..., segments], for each ALIGNMENT elements: [..., n / ALIGNMENT, 1]."""
+def per_block(values: Tensor, lengths: Tensor) -> Tensor:
+    """One value per group, [..., groups], for each ALIGNMENT elements: [..., n / ALIGNMENT, 1]."""
     return values.repeat_interleave(lengths // ALIGNMENT, dim=-1)[..., None]
 
 
-def split_payload(partition, payload, dtype, bits=1):
-    """uint8 [..., rows, row_bytes] -> `bits` an element uint8 [..., n bits / 8], scales [..., pieces of all rows]."""
+def split_payload(
+    partition: Partition, payload: Tensor, dtype: torch.dtype, bits: int = 1
+) -> tuple[Tensor, Tensor]:
+    """uint8 [..., rows, row_bytes] -> its codes and its scales.
+
+    Returns the codes of `bits` bits per element, uint8 [..., n bits / 8], and the scales
+    [..., pieces of all rows].
+    """
     bit_bytes = partition.row_elements * bits // 8
     scales = payload[..., bit_bytes:].clone(memory_format=torch.contiguous_format).view(dtype)
     return payload[..., :bit_bytes].flatten(-2), scales.flatten(-2)
 
 
-def join_payload(partition, bits, scales):
-    """bits of all elements, uint8 [n / 8] or a multiple, scales [groups] -> payload uint8 [rows, row_bytes]."""
+def join_payload(partition: Partition, bits: Tensor, scales: Tensor) -> Tensor:
+    """Codes of all elements, uint8, and scales [groups] -> payload uint8 [rows, row_bytes]."""
     rows = len(partition.piece_lengths)
     return torch.cat([bits.view(rows, -1), scales[partition.piece_groups].view(torch.uint8)], dim=1)
 
 
-def decode(partition, payload, dtype, factors=None):
-    """payload -> its vector, T [n]: +scale or -scale, 0 where not active; a group's scales times its factor, if given."""
+def decode(
+    partition: Partition, payload: Tensor, dtype: torch.dtype, factors: Numbers | None = None
+) -> Tensor:
+    """payload -> its vector, T [n]: +scale or -scale where active, else 0.
+
+    factors: one for each group, by which its scales are multiplied first.
+    """
     bits, scales = split_payload(partition, payload, dtype)
     if factors is not None:
-        scales = scales * _tensor(factors, scales)[partition.piece_groups.flatten()]
-    return torch.where(
-        partition.active, scaled_signs(bits, scales, partition.piece_lengths.flatten()), 0
-    )
+        scales = scales * scales.new_tensor(factors)[partition.piece_groups.flatten()]
+    signed = scaled_signs(bits, scales, partition.piece_lengths.flatten())
+    return torch.where(partition.active, signed, 0)
 
 
-def combine(partition, terms, dtype, decode):
-    """`terms` as a vector, T [n], 0 on padding; `decode`: payload -> T [n]."""
+def combine(
+    partition: Partition,
+    terms: Terms,
+    dtype: torch.dtype,
+    decode: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """`terms` as a vector, T [n], 0 on padding.
+
+    decode: payload of the momentum -> T [n]; only needed if there is momentum.
+    """
     z = partition.zeros(dtype)
-    momentum = None if terms.momentum is None else decode(terms.momentum)
+    momentum = decode(terms.momentum) if decode and terms.momentum is not None else None
     for i, (g, at) in enumerate(zip(terms.gradients, _slices(partition, terms.gradients))):
         if momentum is not None:
             z[at] = momentum[at] * terms.betas[i]
@@ -97,13 +129,11 @@ def combine(partition, terms, dtype, decode):
 # ---- sums
 
 
-def block_sums(partition, x, square=True):
+def block_sums(partition: Partition, x: Tensor, square: bool = True) -> Tensor:
     """The sum of squares of each block of x [n], or of x itself, float64 [blocks]."""
     rows = x.view(-1, ALIGNMENT)
-    first, count = (
-        partition.blocks[:, Column.START] // ALIGNMENT,
-        partition.blocks[:, Column.LENGTH] // ALIGNMENT,
-    )
+    first = partition.blocks[:, Column.START] // ALIGNMENT
+    count = partition.blocks[:, Column.LENGTH] // ALIGNMENT
     sums = torch.zeros(len(first), ALIGNMENT, dtype=torch.float64, device=x.device)
     for i in range(int(count.max())):
         longer = (count > i).nonzero().flatten()
@@ -115,102 +145,115 @@ def block_sums(partition, x, square=True):
     return sums[:, 0]
 
 
-def group_sums(partition, sums):
-    """float64 [blocks] -> float64 [groups]. On the CPU, since a GPU would not add in order."""
-    blocks_of = torch.bincount(
-        partition.blocks[:, Column.GROUP].cpu(), minlength=len(partition.lengths)
-    )
+def group_sums(partition: Partition, sums: Tensor) -> Tensor:
+    """float64 [blocks] -> float64 [groups], on the CPU, since a GPU would not add in order."""
+    groups = partition.blocks[:, Column.GROUP].cpu()
+    blocks_of = torch.bincount(groups, minlength=len(partition.lengths))
     return torch.segment_reduce(sums.cpu(), "sum", lengths=blocks_of).to(sums.device)
 
 
-def root_mean_squares(partition, sums):
+def root_mean_squares(partition: Partition, sums: Tensor) -> Tensor:
     """float64 [blocks] -> float64 [groups], sqrt(sum / active elements)."""
     return square_root(group_sums(partition, sums) / partition.counts)
 
 
-def square_root(x):
-    """Rounded as IEEE 754 wants it, which torch's own is not on every CPU."""
+def square_root(x: Tensor) -> Tensor:
+    """sqrt(x) rounded correctly, as IEEE 754 demands, which torch's own is not on every CPU."""
     return torch.from_numpy(np.sqrt(x.numpy())) if x.device.type == "cpu" else x.sqrt()
 
 
 # ---- the kernels
 
 
-def measure(partition, gradients):
-    """The squared norm of the tensors `gradients`, masked elements included, and how many masked elements are not zero.
+def measure(partition: Partition, gradients: Tensors) -> Tensor:
+    """What the ranks must know of their gradients before they step, float64 [2].
 
-    The groups' sums are added one after another. float64 [2], on the partition's device.
+    The squared norm, masked elements included (the sums of the groups are added one after another),
+    and the number of masked elements that are not zero. On the partition's device.
     """
-    g = combine(partition, Terms(gradients, [1.0] * len(gradients)), dtype_of(gradients), None)
-    late = torch.count_nonzero(torch.where(partition.active, 0, g))
+    g = combine(partition, Terms(gradients), dtype_of(gradients))
+    masked = torch.count_nonzero(torch.where(partition.active, 0, g))
     sums = group_sums(partition, block_sums(partition, g)).cpu()
     square = torch.segment_reduce(sums, "sum", lengths=torch.tensor([len(sums)]))[0]
-    return torch.stack([square.to(late.device), late.double()])
+    return torch.stack([square.to(masked.device), masked.double()])
 
 
-def compress(partition, terms, compensated, scales, out):
-    """A worker's compression with a lazy error, which is kept as the compensated vector c and the scales that were sent:
+def compress(
+    partition: Partition, terms: Terms, compensated: Tensor, scales: Tensor, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A worker's compression with a lazy error: kept as the vector c and the scales that were sent.
 
         e = c - scale * sign(c)         of the last call
         c = z + e, 0 where not active   written to `out`, which may be `compensated` itself
         scale = ||c||_2 / sqrt(count)   of each group
 
     Args:
-        terms: `Terms` of z.
-        compensated, out: T [n]. scales: T [groups], those of the last call; 0 says that `compensated` is e itself.
+        terms: of z.
+        compensated: c of the last call, T [n].
+        scales: those of the last call, T [groups]. Zeros say that `compensated` is e itself.
+        out: T [n].
 
-    Returns (payload uint8 [rows, row_bytes], scales T [groups]).
+    Returns (payload uint8 [rows, row_bytes], new scales T [groups]).
     """
-    z = combine(
-        partition,
-        terms,
-        compensated.dtype,
-        lambda payload: decode(partition, payload, compensated.dtype),
-    )
+    dtype = compensated.dtype
+    z = combine(partition, terms, dtype, lambda payload: decode(partition, payload, dtype))
     return _compress(partition, z, compensated, scales, out)
 
 
-def average(partition, received, compensated, scales, out):
-    """A server's part: `compress` with z = sum_r decode(row r) / W, added in rank order, each scale being divided by W first.
+def average(
+    partition: Partition, received: Tensor, compensated: Tensor, scales: Tensor, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A server's part: `compress` with z = sum_r decode(row r) / W, added in rank order.
+
+    Each scale is divided by W before it is used.
 
     Args:
-        partition: the server's, of one row. received: uint8 [W, row_bytes].
-        compensated, out: T [chunk]. scales: T [pieces].
+        partition: the server's, of one row.
+        received: uint8 [W, row_bytes].
+        compensated, out: T [chunk].
+        scales: T [pieces].
 
-    Returns (payload uint8 [1, row_bytes], scales T [pieces]).
+    Returns (payload uint8 [1, row_bytes], new scales T [pieces]).
     """
     z = torch.zeros_like(compensated)
     for row in received:
         bits, row_scales = split_payload(partition, row[None], z.dtype)
-        z += scaled_signs(
-            bits,
-            row_scales / torch.full_like(row_scales, len(received)),
-            partition.piece_lengths.flatten(),
-        )
+        shares = row_scales / torch.full_like(row_scales, len(received))
+        z += scaled_signs(bits, shares, partition.piece_lengths.flatten())
     return _compress(partition, z, compensated, scales, out)
 
 
-def update(partition, parameters, variance, momentum, decays, steps, epss):
-    """x <- decay x - (step m) / (sqrt(v) + eps), m being decoded from a payload; x <- decay x where not active. In place.
+def update(
+    partition: Partition,
+    parameters: Tensors,
+    variance: Tensor,
+    momentum: Tensor,
+    decays: Numbers,
+    steps: Numbers,
+    epsilons: Numbers,
+) -> None:
+    """x <- decay x - (step m) / (sqrt(v) + eps), where active; x <- decay x elsewhere. In place.
 
     Args:
-        parameters: for each tensor x, of any floating dtype, rounded once at the end; or None, to leave it alone.
-        variance: v, T [n]. momentum: payload uint8 [rows, row_bytes].
-        decays, steps, epss: for each tensor a float.
+        parameters: x of each tensor, rounded once at the end; None is left alone.
+        variance: v, T [n].
+        momentum: m as a payload, uint8 [rows, row_bytes].
+        decays, steps, epsilons: one for each tensor.
     """
-    apply_moves(
-        partition,
-        parameters,
-        variance,
-        decode(partition, momentum, variance.dtype, [*steps, 0.0]),
-        decays,
-        epss,
-    )
+    moves = decode(partition, momentum, variance.dtype, [*steps, 0.0])
+    apply_moves(partition, parameters, variance, moves, decays, epsilons)
 
 
-def apply_moves(partition, parameters, variance, moves, decays, epss):
-    """x <- decay x - move / (sqrt(v) + eps), in place; `moves`: T [n]."""
-    for x, at, decay, eps in zip(parameters, _slices(partition, parameters), decays, epss):
+def apply_moves(
+    partition: Partition,
+    parameters: Tensors,
+    variance: Tensor,
+    moves: Tensor,
+    decays: Numbers,
+    epsilons: Numbers,
+) -> None:
+    """x <- decay x - move / (sqrt(v) + eps), in place, with the moves T [n]."""
+    for x, at, decay, eps in zip(parameters, _slices(partition, parameters), decays, epsilons):
         if x is not None:
             move = moves[at] / (square_root(variance[at]) + eps)
             move = torch.where(moves[at] == 0, 0, move).view(x.shape)  # 0 / 0 where v and eps are 0
@@ -218,24 +261,42 @@ def apply_moves(partition, parameters, variance, moves, decays, epss):
 
 
 def adam(
-    partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots
-):
-    """One step of Adam without compression, in place:
+    partition: Partition,
+    parameters: Tensors,
+    gradient: Tensor,
+    momentum: Tensor,
+    variance: Tensor,
+    beta1s: Numbers,
+    beta2s: Numbers,
+    decays: Numbers,
+    steps: Numbers,
+    epsilons: Numbers,
+    roots: Numbers,
+) -> None:
+    """One step of Adam without compression, in place.
 
-        m <- beta1 m + (1 - beta1) g        v <- beta2 v + (1 - beta2) g^2        x <- decay x - (step m) / (root sqrt(v) + eps)
+        m <- beta1 m + (1 - beta1) g
+        v <- beta2 v + (1 - beta2) g^2
+        x <- decay x - (step m) / (root sqrt(v) + eps)
 
     Args:
-        parameters: for each tensor x, of any floating dtype, rounded once at the end; or None, to leave it alone.
+        parameters: x of each tensor, rounded once at the end; None is left alone.
         gradient, momentum, variance: T [n].
-        beta1s, beta2s, decays, steps, epss, roots: for each tensor a float.
+        beta1s, beta2s, decays, steps, epsilons, roots: one for each tensor.
     """
     for i, (x, at) in enumerate(zip(parameters, _slices(partition, parameters))):
         g, m, v = gradient[at], momentum[at], variance[at]
         m.mul_(beta1s[i]).add_(g * (1 - beta1s[i]))
         v.mul_(beta2s[i]).add_(g * g * (1 - beta2s[i]))
         if x is not None:
-            move = m * steps[i] / (square_root(v) * roots[i] + epss[i])
+            move = m * steps[i] / (square_root(v) * roots[i] + epsilons[i])
             x.copy_(x.to(m.dtype) * decays[i] - move.view(x.shape))
+
+
+def dtype_of(tensors: Tensors) -> torch.dtype:
+    """T for these tensors: float64 if one of them is, else float32."""
+    has_double = any(t is not None and t.dtype == torch.float64 for t in tensors)
+    return torch.float64 if has_double else torch.float32
 
 
 def _compress(partition, z, compensated, scales, out):
@@ -255,13 +316,105 @@ def _slices(partition, tensors):
     ]
 
 
-def dtype_of(tensors):
-    return (
-        torch.float64
-        if any(t is not None and t.dtype == torch.float64 for t in tensors)
-        else torch.float32
-    )
+# ---- LAMB and 0/1 Adam, in plain torch on every device. Tensors are T; each number is a Python
+# ---- float, or T [n / ALIGNMENT, 1] for vectors viewed as [n / ALIGNMENT, ALIGNMENT].
 
 
-def _tensor(values, like):
-    return torch.tensor(values, dtype=like.dtype, device=like.device)
+def lamb_moments(
+    g: Tensor, m: Tensor, v: Tensor, beta1: Tensor, rest1: Tensor, beta2: Tensor, rest2: Tensor
+) -> None:
+    """m <- beta1 m + (1 - beta1) g, v <- beta2 v + (1 - beta2) g^2, in place.
+
+    "1-bit LAMB", equation 1; `rest1` is 1 - beta1, `rest2` is 1 - beta2.
+    """
+    m.mul_(beta1).add_(g * rest1)
+    v.mul_(beta2).add_(g * g * rest2)
+
+
+def lamb_direction(
+    x: Tensor, m: Tensor, v: Tensor, c1: Tensor, root: Tensor, eps: Tensor, weight_decay: Tensor
+) -> Tensor:
+    """u = (m / c1) / (root sqrt(v) + eps) + weight_decay x ("1-bit LAMB", equation 1).
+
+    root is 1 / sqrt(c2); c1 and c2 correct m and v for starting at zero.
+    """
+    return m / c1 / (square_root(v) * root + eps) + weight_decay * x
+
+
+def lamb_move(m: Tensor, v: Tensor, rate: Tensor, root: Tensor, eps: Tensor) -> Tensor:
+    """rate m / (root sqrt(v) + eps), where rate = lr c / c1: what `lamb_apply` subtracts."""
+    return m * rate / (square_root(v) * root + eps)
+
+
+def lamb_apply(x: Tensor, move: Tensor, decay: float) -> None:
+    """x <- decay x - move, in place, rounded once to x's own type; decay = 1 - lr c weight_decay.
+
+    Together with `lamb_move` x <- x - lr c u ("1-bit LAMB", equation 1; Algorithm 1, line 21).
+    """
+    x.copy_(x.to(move.dtype) * decay - move)
+
+
+def lamb_fresh_variance(
+    z: Tensor, m: Tensor, v_fresh: Tensor, scaling: Tensor, beta1: Tensor, beta2: Tensor
+) -> None:
+    """From the received z = scaling m_t: m <- m_t and v_fresh, in place; z becomes m_t.
+
+    g = (m_t - beta1 m) / (1 - beta1)        v_fresh <- beta2 v_fresh + (1 - beta2) g^2
+
+    "1-bit LAMB", Algorithm 1, the two lines before line 17. The numbers are T [rows, 1].
+    """
+    g = (z.div_(scaling) - beta1 * m) / (1 - beta1)
+    v_fresh.mul_(beta2).add_((1 - beta2) * g * g)
+    m.copy_(z)
+
+
+def lamb_ratio(v: Tensor, v_fresh: Tensor, eps: Tensor, of: str) -> Tensor:
+    """v / v_fresh, -inf where v is 0 ("1-bit LAMB", Algorithm 1, line 17).
+
+    of = "root": (sqrt(v) + eps) / (sqrt(v_fresh) + eps), as in the authors' code.
+    """
+    if of == "variance":
+        ratio = v / v_fresh
+    else:
+        ratio = (square_root(v) + eps) / (square_root(v_fresh) + eps)
+    return torch.where(v > 0, ratio, -torch.inf)
+
+
+def zero_one_variance(v: Tensor, g: Tensor, beta2: float) -> None:
+    """v <- beta2 v + (1 - beta2) g^2, in place, in a step of T_v with the mean gradient g."""
+    v.copy_(beta2 * v + (1 - beta2) * g**2)
+
+
+def zero_one_momentum(m: Tensor, g: Tensor, v: Tensor, beta1: float) -> None:
+    """m <- beta1 m + (1 - beta1) g where v > 0, in place; g is 0 elsewhere from then on."""
+    g.mul_(v > 0)
+    m.mul_(beta1).add_(g * (1 - beta1))
+
+
+def zero_one_accumulate(u: Tensor, m: Tensor, rate: float) -> None:
+    """u <- u + rate m, in place."""
+    u.add_(m * rate)
+
+
+def zero_one_apply(
+    partition: Partition,
+    parameters: Tensors,
+    variance: Tensor,
+    direction: Tensor,
+    spans: Sequence[tuple[slice, float]],
+    decays: Numbers,
+    epsilons: Numbers,
+) -> None:
+    """x <- decay x - rate direction / (root sqrt(v) + eps), in place.
+
+    Args:
+        parameters: for each tensor x, of any floating dtype, rounded once at the end; or None, to
+            leave it alone.
+        variance, direction: T [n].
+        spans: [(slice of the vectors, rate / root), ...].
+        decays: for each tensor its decay. epsilons: for each tensor eps / root.
+    """
+    moves = direction.clone()
+    for span, rate in spans:
+        moves[span] *= rate
+    apply_moves(partition, parameters, variance, moves, decays, epsilons)

@@ -1,7 +1,15 @@
-"""The kernels for the CPU, compiled by numba: the same bits as `torch_ops`, whose docstrings define them, in one pass over the memory.
+"""The kernels for the CPU, compiled by numba: the bits of `torch_ops` in one pass over the memory.
 
-The threads are torch's own, of its OpenMP. Any others would wait for a core, since those spin for milliseconds after torch's last
-operation. Where OpenMP cannot be had, and in a forked child, which has none of its parent's threads, threads of Python take their place.
+The docstrings of `torch_ops` define the functions. Here each fills in a record, the task, with the
+addresses of all arrays; `loops` has the compiled loops that work on it, and `vectors` what those
+are made of.
+
+The loops run on torch's own threads. torch keeps a team of OpenMP threads, which wait actively for
+milliseconds after every operation; threads of our own would compete with them for the cores. numba
+cannot join that team, but any library in the process can: the OpenMP runtime exports the C function
+GOMP_parallel, which calls a function on every thread of the team, and ctypes can call that. Where
+there is no such function, and in a forked child, which has none of its parent's threads, Python
+threads take their place.
 """
 
 import ctypes
@@ -12,16 +20,20 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from onebit.kernels.cpu import loops as cpu_loops
-from onebit.kernels.torch_ops import dtype_of
+from onebit.kernels.torch_ops import Numbers, Tensors, Terms, dtype_of
+from onebit.layout import Partition
 
-ELEMENTS_PER_THREAD = 1 << 17  # with fewer it takes longer to wake a thread than to do its part
-PARTS_PER_THREAD = 8  # so that a thread that is held up holds up the others little
+# With fewer elements it takes longer to wake a thread than to do its part of the work.
+ELEMENTS_PER_THREAD = 1 << 17
+# Each thread takes several parts, so that a thread that is held up delays the others little.
+PARTS_PER_THREAD = 8
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
-def measure(partition, gradients):
+def measure(partition: Partition, gradients: Tensors) -> Tensor:
     """See `torch_ops.measure`."""
     task, totals = _Task(partition, dtype_of(gradients)), torch.empty(2, dtype=torch.float64)
     task.tensors(gradients)
@@ -35,21 +47,23 @@ def measure(partition, gradients):
     return totals
 
 
-def compress(partition, terms, compensated, scales, out):
+def compress(
+    partition: Partition, terms: Terms, compensated: Tensor, scales: Tensor, out: Tensor
+) -> tuple[Tensor, Tensor]:
     """See `torch_ops.compress`."""
     task = _Task(partition, compensated.dtype)
     task.tensors(terms.gradients)
-    task.numbers(
-        weights=[0.0 if g is None else weight for g, weight in zip(terms.gradients, terms.weights)]
-        + [0.0]
-    )
+    weights = [0.0 if g is None else weight for g, weight in zip(terms.gradients, terms.weights)]
+    task.numbers(weights=[*weights, 0.0])
     if terms.momentum is not None:
         task.message("incoming", terms.momentum)
         task.numbers(betas=[*terms.betas, 0.0])
     return _compress(cpu_loops.compress, task, compensated, scales, out)
 
 
-def average(partition, received, compensated, scales, out):
+def average(
+    partition: Partition, received: Tensor, compensated: Tensor, scales: Tensor, out: Tensor
+) -> tuple[Tensor, Tensor]:
     """See `torch_ops.average`."""
     task = _Task(partition, compensated.dtype)
     task.message("incoming", received)
@@ -57,11 +71,19 @@ def average(partition, received, compensated, scales, out):
     return _compress(cpu_loops.average, task, compensated, scales, out)
 
 
-def update(partition, parameters, variance, momentum, decays, steps, epss):
+def update(
+    partition: Partition,
+    parameters: Tensors,
+    variance: Tensor,
+    momentum: Tensor,
+    decays: Numbers,
+    steps: Numbers,
+    epsilons: Numbers,
+) -> None:
     """See `torch_ops.update`."""
     task = _Task(partition, variance.dtype)
     values = task.tensors(parameters)
-    task.numbers(decays=decays, steps=steps, epss=epss)
+    task.numbers(decays=decays, steps=steps, epsilons=epsilons)
     task.message("incoming", momentum)
     task.set(vector=variance)
     task.run(cpu_loops.update)
@@ -69,9 +91,19 @@ def update(partition, parameters, variance, momentum, decays, steps, epss):
 
 
 def adam(
-    partition, parameters, gradient, momentum, variance, beta1s, beta2s, decays, steps, epss, roots
-):
-    """See `torch_ops.adam`. Padding is treated like elements: it is 0 in all vectors and stays so."""
+    partition: Partition,
+    parameters: Tensors,
+    gradient: Tensor,
+    momentum: Tensor,
+    variance: Tensor,
+    beta1s: Numbers,
+    beta2s: Numbers,
+    decays: Numbers,
+    steps: Numbers,
+    epsilons: Numbers,
+    roots: Numbers,
+) -> None:
+    """See `torch_ops.adam`. Padding is computed like elements: it is 0 everywhere and stays 0."""
     task = _Task(partition, variance.dtype)
     values = task.tensors(parameters)
     task.numbers(
@@ -80,14 +112,14 @@ def adam(
         beta2s=beta2s,
         rest2s=[1 - beta for beta in beta2s],
     )
-    task.numbers(decays=decays, steps=steps, epss=epss, roots=roots)
+    task.numbers(decays=decays, steps=steps, epsilons=epsilons, roots=roots)
     task.set(gradient=gradient, momentum=momentum, vector=variance)
     task.run(cpu_loops.adam)
     _write_back(parameters, values)
 
 
 def _write_back(parameters, values):
-    """What a loop has done to `values`, to the parameters."""
+    """Copy what a loop has computed back to the parameters that it could not use in place."""
     for x, value in zip(parameters, values):
         if value is not x:
             x.detach().copy_(value)
@@ -116,17 +148,17 @@ def _compress(loop, task, compensated, scales, out):
 
 
 class _Task:
-    """What a loop works on: `cpu_loops.TASK` and the memory that it points to, for one partition and element type."""
+    """A `cpu_loops.TASK` for one partition and element type, and the memory that it points to."""
 
-    def __init__(self, partition, dtype):
+    def __init__(self, partition: Partition, dtype: torch.dtype):
         self.partition, self.dtype = partition, dtype
         if partition not in _tasks_of:
             _tasks_of[partition] = _of_partition(partition)
         self._record = _tasks_of[partition].copy()
-        self._owners = []
+        self._owners: list = []  # keeps alive what the record points to
 
     def set(self, **fields):
-        """Numbers as they are; of arrays and tensors the address."""
+        """Numbers are stored as they are, arrays and tensors by their address."""
         self._owners.append(fields)
         for name, value in fields.items():
             self._record[name] = value if isinstance(value, int) else _address(value)
@@ -148,7 +180,11 @@ class _Task:
         )
 
     def tensors(self, tensors):
-        """Tensors of any type and strides, or None. Returns what is worked on: each itself, if it is of type T and contiguous, or a copy."""
+        """Tensors of any type and strides, or None.
+
+        Returns what the loop works on: the tensor itself if it is contiguous and of type T, else a
+        contiguous copy of type T.
+        """
         values = [
             x
             if x is None or (x.dtype == self.dtype and x.is_contiguous())
@@ -161,7 +197,7 @@ class _Task:
         return values
 
     def run(self, loop, threads=None):
-        """Have the loop do all blocks; on all of torch's threads, if there is enough to do."""
+        """Run the loop over all blocks, on all of torch's threads if there is enough to do."""
         function, address = loop(_NUMPY[self.dtype]), _address(self._record)
         threads = threads or min(
             torch.get_num_threads(), self.partition.size // ELEMENTS_PER_THREAD
@@ -173,7 +209,8 @@ class _Task:
             function.ctypes(address)
 
 
-_tasks_of = WeakKeyDictionary()  # partition -> a task that knows the partition only
+# partition -> a task with nothing but the partition in it
+_tasks_of: WeakKeyDictionary = WeakKeyDictionary()
 
 
 def _of_partition(partition):
@@ -189,7 +226,7 @@ def _of_partition(partition):
 
 
 def _address(array):
-    """Of the first element of an array or tensor in one piece."""
+    """The address of the first element of a contiguous array or tensor."""
     if isinstance(array, np.ndarray):
         return array.ctypes.data
     assert array.is_contiguous() and array.device.type == "cpu"
@@ -197,7 +234,7 @@ def _address(array):
 
 
 def _on_all_threads(function, address):
-    """function(address) on each of torch's threads at once, this one being the first."""
+    """Call function(address) on each of torch's threads at once, of which this one is the first."""
     if openmp := _openmp():
         openmp(function.address, address, torch.get_num_threads(), 0)
         return
@@ -210,7 +247,11 @@ def _on_all_threads(function, address):
 
 @cache
 def _openmp():
-    """void GOMP_parallel(function, its argument, threads, flags) of the OpenMP in use: GNU's, and LLVM's and Intel's offer it too; or None."""
+    """void GOMP_parallel(function, argument, threads, flags) of the OpenMP in use, or None.
+
+    It belongs to GNU's OpenMP; LLVM's and Intel's export it too. CDLL(None) searches everything
+    that the process has loaded, so that it finds the one that torch uses.
+    """
     if _forked:
         return None
     try:

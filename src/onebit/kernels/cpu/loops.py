@@ -1,15 +1,20 @@
 """The compiled part of the CPU kernels.
 
-The C functions at the end work on a `TASK`. Several threads may call one on the same task at once: they share the blocks. None needs the
-GIL. What a block gives depends on that block only. T is the NumPy type of the elements.
+`@inner` functions are compiled by numba and call each other. The C functions at the end are what
+Python calls; each takes the address of a `TASK`, a record with the addresses of all arrays. Several
+threads may call one on the same task at once: they share out the blocks among themselves, without
+the GIL. The result of a block depends on that block only, so that the number of threads changes
+nothing. T is the NumPy type of the elements.
 """
 
 import hashlib
 import inspect
+import logging
 from functools import cache
 
 import numpy as np
 from numba import cfunc, njit
+from numba.core import event
 
 from onebit import layout
 from onebit.kernels.cpu import vectors as cpu_vectors
@@ -40,38 +45,42 @@ def _integers(*names):
 
 ROW = np.dtype(_integers(*(column.name.lower() for column in Column)))  # of the table of blocks
 ROW_BYTES = ROW.itemsize
-MESSAGE = np.dtype(
-    _integers("address", "row_elements", "row_bytes", "pieces")
-)  # `pieces` of one row; the rest see `torch_ops`
-TASK = np.dtype(  # what is not a count or a message is an address; what a function does not need may be 0
+# a payload; `pieces` are those of one row, the other fields are as in `torch_ops`
+MESSAGE = np.dtype(_integers("address", "row_elements", "row_bytes", "pieces"))
+# Everything that is neither a count nor a message is an address. Addresses that a function does not
+# use may be 0.
+TASK = np.dtype(
     [
-        *_integers(
-            "next_part", "parts"
-        ),  # equal ranges of blocks, and the first that nobody works on
-        *_integers(
-            "block_count", "blocks", "mask", "group_count", "counts", "piece_count", "piece_groups"
-        ),  # the partition
-        *_integers("tensor_count", "tensors"),  # int64, the tensors' addresses, or 0
-        *_integers("weights", "betas"),  # T, for each tensor and the tail
-        *_integers(
-            "decays", "steps", "epss", "roots", "beta1s", "rest1s", "beta2s", "rest2s"
-        ),  # T, for each tensor; a rest is 1 - beta
-        *_integers(
-            "vector", "scales", "out", "new_scales", "gradient", "momentum"
-        ),  # T; `vector` is c or v
-        *_integers(
-            "sums", "late"
-        ),  # float64 and int64, for each block: of squares; how many masked elements are not zero
-        *_integers("totals"),  # float64 [2]: of those
+        # the number of equal ranges of blocks, and the next range that no thread has taken
+        *_integers("next_part", "parts"),
+        # the partition
+        *_integers("block_count", "blocks", "mask"),
+        *_integers("group_count", "counts", "piece_count", "piece_groups"),
+        # int64: the tensors' addresses, or 0 for None
+        *_integers("tensor_count", "tensors"),
+        # T, for each tensor and the tail
+        *_integers("weights", "betas"),
+        # T, for each tensor; a rest is 1 - beta
+        *_integers("decays", "steps", "epsilons", "roots", "beta1s", "rest1s", "beta2s", "rest2s"),
+        # T; `vector` is c or v
+        *_integers("vector", "scales", "out", "new_scales", "gradient", "momentum"),
+        # for each block: the sum of squares, float64; the masked elements that are not 0, int64
+        *_integers("sums", "late"),
+        # float64 [2]: the totals of these two
+        *_integers("totals"),
         *(("incoming", MESSAGE), ("row_count", np.int64), ("outgoing", MESSAGE)),
     ]
 )
 
-inner = njit(error_model="numpy")  # here and below no option lets the compiler change a result
+# No option, here or below, allows the compiler to reorder or fuse floating-point operations.
+inner = njit(error_model="numpy")
 
 
 def named(name, function):
-    """Compiled code goes by this name in numba's cache and in a process: of two with one name, one would be called in place of the other."""
+    """`function` under the name that its compiled code has in numba's cache and in the process.
+
+    Names must be unique: of two functions with one name, one would run in place of the other.
+    """
     function.__qualname__ = name
     return function
 
@@ -103,7 +112,7 @@ def address_of(array):
 
 @inner
 def mask_at(task, block, ones):
-    """Address of the mask's bits for a block. Those of a full block need not come from memory."""
+    """Address of the mask's bits for a block; of `ones` if all its elements are active."""
     return address_of(ones) if block.full else task.mask + block.start // 8
 
 
@@ -116,7 +125,10 @@ def elements_at(T, task, block):
 
 @inner
 def padded_at(T, task, block, padded):
-    """The same with LENGTH elements, 0 where there are none: if need be in `padded`, T [BLOCK]."""
+    """As `elements_at`, but with all LENGTH elements, padding being 0.
+
+    A block with padding is copied to `padded`, T [BLOCK].
+    """
     elements = elements_at(T, task, block)
     if elements != 0 and block.real == block.length:
         return elements
@@ -129,14 +141,17 @@ def padded_at(T, task, block, padded):
 
 @inner
 def write_back(T, block, x, elements):
-    """To the block's elements in its tensor, if there are any, what was changed in their copy at x."""
+    """Copy what was changed at x back to the block's elements in its tensor, if x is a copy."""
     if elements != 0 and x != elements:
         for i in range(block.real):
             pointer(T, elements)[i] = pointer(T, x)[i]
 
 
 def over_blocks(work):
-    """work(T, task, block, its number, padded, ones) -> loop(T, address of the task): for every block that no other thread has taken."""
+    """Turn work on one block into a loop over all blocks that no other thread has taken.
+
+    work(T, task, block, its number, padded, ones) -> loop(T, address of the task)
+    """
     work = inner(work)
 
     def loop(T, address):
@@ -173,9 +188,10 @@ def measure_blocks(T, task, block, b, padded, ones):
 
 @inner
 def compensate(T, z, vector, plus, minus, active, out, signs, lanes):
-    """c = z + e where active, else 0; e = the last c, at address `vector`, - its scale * its sign. To `out`; its signs to `signs`.
+    """One Vector of the lazy error: c = z + e where active, else 0; `lanes` plus the squares of c.
 
-    Returns `lanes` with the squares of c added.
+    e is the last c, at the address `vector`, minus its scale times its sign; plus and minus are
+    that scale and its negative. c is written to the address `out`, its signs to `signs`.
     """
     last = load_vector(T, vector)
     c = select(active, z + (last - select(sign_bits(last), plus, minus)), splat(T(0)))
@@ -191,7 +207,7 @@ def compress_blocks(T, task, block, b, padded, ones):
         mask_at(task, block, ones),
         bits_at(task.outgoing, block.start),
     )
-    m, beta_m = mask, T(0)  # no momentum: zeros of any sign
+    m, beta_m = mask, T(0)  # without momentum: zeros, for which any bits will do
     if task.incoming.address != 0:
         m = bits_at(task.incoming, block.start)
         beta_m = (
@@ -273,14 +289,13 @@ def update_blocks(T, task, block, b, padded, ones):
         bits_at(task.incoming, block.start),
     )
     step_m = load(T, scale_at(T, task.incoming, block.piece)) * pointer(T, task.steps)[block.group]
-    moving = (
-        np.uint64(0) if step_m == 0 else ~np.uint64(0)
-    )  # 0 / 0 where v and eps are 0 is no move
+    # Where step, v and eps are 0, the move would be 0 / 0; then nothing moves.
+    moving = np.uint64(0) if step_m == 0 else ~np.uint64(0)
     plus, minus, zero = splat(step_m), splat(-step_m), splat(T(0))
     variance = task.vector + block.start * size_of(T)
     decay, eps = (
         splat(pointer(T, task.decays)[block.group]),
-        splat(pointer(T, task.epss)[block.group]),
+        splat(pointer(T, task.epsilons)[block.group]),
     )
     for i in range(0, block.length, LANES):
         byte, at = i // 8, i * size_of(T)
@@ -314,7 +329,7 @@ def adam_blocks(T, task, block, b, padded, ones):
     )
     root, eps = (
         splat(pointer(T, task.roots)[block.group]),
-        splat(pointer(T, task.epss)[block.group]),
+        splat(pointer(T, task.epsilons)[block.group]),
     )
     start = block.start * size_of(T)
     gradient, momentum, variance = task.gradient + start, task.momentum + start, task.vector + start
@@ -343,7 +358,7 @@ def group_sums(task):
 
 @inner
 def finish_measure(task):
-    """The squared norm and the number of late elements."""
+    """The squared norm, and the number of masked elements that are not zero."""
     square, late, sums = 0.0, 0, group_sums(task)
     for group in range(task.group_count):
         square += sums[group]
@@ -355,7 +370,7 @@ def finish_measure(task):
 
 @inner
 def finish_message(T, task):
-    """The groups' new scales; also into the outgoing message."""
+    """Compute the groups' new scales and write them into the outgoing message, too."""
     sums, counts, new_scales = (
         group_sums(task),
         pointer(np.float64, task.counts),
@@ -373,25 +388,40 @@ def finish_message(T, task):
 # ---- C functions of a task's address, for float32 and float64, compiled on first use
 
 
-# numba itself looks for changes in this file only
+# numba's cache notices changes of this file only, so that the names carry those of the others.
 _OTHER_FILES = hashlib.sha256(
     "".join(map(inspect.getsource, (layout, cpu_vectors))).encode()
 ).hexdigest()[:8]
 
 
+class _Announcement(event.Listener):
+    """Says once in a process that numba compiles. What comes from its cache is not compiled."""
+
+    said = False
+
+    def on_start(self, compiling):
+        if not _Announcement.said:
+            _Announcement.said = True
+            logging.getLogger("onebit").warning(
+                "onebit: numba compiles the CPU kernels, which takes some seconds; later runs find "
+                "them in its cache"
+            )
+
+    def on_end(self, compiled):
+        """Nothing needs to be said then."""
+
+
 def _c_function(of_type):
-    """of_type(T) -> function. The result's result has .address and .ctypes."""
+    """of_type(T) -> function. Returns T -> its C function, which has .address and .ctypes."""
 
     @cache
     def compiled(T):
-        function, options = (
-            named(f"{of_type.__name__}_{T.__name__}_{_OTHER_FILES}", of_type(T)),
-            {"error_model": "numpy"},
-        )
-        try:
-            return cfunc("void(int64)", cache=True, **options)(function)
-        except RuntimeError:  # neither the package's folder nor the user's can be written
-            return cfunc("void(int64)", **options)(function)
+        function = named(f"{of_type.__name__}_{T.__name__}_{_OTHER_FILES}", of_type(T))
+        with event.install_listener("numba:run_pass", _Announcement()):
+            try:
+                return cfunc("void(int64)", error_model="numpy", cache=True)(function)
+            except RuntimeError:  # neither the package's folder nor the user's can be written
+                return cfunc("void(int64)", error_model="numpy")(function)
 
     return compiled
 

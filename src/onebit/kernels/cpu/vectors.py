@@ -1,7 +1,15 @@
-"""Vectors for the compiled loops: 64 numbers in registers, their signs as bits, and memory by its address.
+"""Vectors for the compiled loops: 64 numbers in registers, and their signs as 64 bits.
 
-numba vectorises plain loops, but not what the kernels are made of, comparisons that become bits and bits that become numbers; so these are
-LLVM's own vectors, of whatever width the processor has.
+numba turns Python functions into machine code with LLVM, a compiler library. LLVM makes vector
+instructions out of plain loops, but not out of what these kernels consist of: comparisons that
+become bits, and bits that become numbers. Therefore this file teaches numba a type `Vector`, which
+is LLVM's own type of 64 numbers, and functions on it. LLVM maps it to registers of whatever width
+the processor has.
+
+An `@intrinsic` is a function that numba may call in compiled code. It returns a signature and a
+function `generate(context, builder, signature, args)`, which emits the LLVM instructions for one
+call: `builder` appends instructions, and `args` are the values that the call gets. Memory is given
+by its address, an int64, so that loops can read packed messages that have no NumPy type.
 """
 
 import operator
@@ -13,12 +21,12 @@ from numba.extending import intrinsic, lower_builtin, models, register_model, ty
 
 from onebit.layout import ALIGNMENT
 
-LANES = ALIGNMENT  # of a Vector; in the definition, of a sum
+LANES = ALIGNMENT  # the numbers of a Vector, which are the lanes of a sum in `torch_ops`
 BITS = types.uint64  # of a Vector's elements, the first one lowest
 
 
 class Vector(types.Type):
-    """ALIGNMENT numbers in registers, with + - * /, each operation rounded on its own."""
+    """64 numbers in registers with + - * /. Each operation rounds its own result."""
 
     def __init__(self, dtype):
         self.dtype = dtype
@@ -27,6 +35,8 @@ class Vector(types.Type):
 
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
+    """How numba represents a Vector in LLVM."""
+
     def __init__(self, manager, vector):
         super().__init__(
             manager, vector, ir.VectorType(manager[vector.dtype].get_value_type(), LANES)
@@ -34,6 +44,8 @@ class _VectorModel(models.PrimitiveModel):
 
 
 def _operator(symbol, instruction):
+    """Give two equal Vectors a Python operator, which becomes one LLVM instruction."""
+
     @type_callable(symbol)
     def declare(context):
         return lambda a, b: a if isinstance(a, Vector) and a == b else None
@@ -111,7 +123,7 @@ def store(typing, address, value):
 
 @intrinsic
 def fetch_and_increment(typing, address):
-    """The int64 at an address, which becomes one more; each thread sees another one."""
+    """The int64 at an address, which grows by one. No two threads get the same value."""
 
     def generate(context, builder, signature, args):
         place = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
@@ -136,7 +148,7 @@ def splat(typing, x):
 
 @intrinsic
 def select(typing, bits, yes, no):
-    """From each element of yes where its bit is 1, of no where it is 0."""
+    """The elements of `yes` where the bit is 1, those of `no` where it is 0."""
 
     def generate(context, builder, signature, args):
         return builder.select(
@@ -162,12 +174,14 @@ def sign_bits(typing, x):
 
 @intrinsic
 def nonzero_bits(typing, x):
-    """Bits: x != 0; so NaN is not zero."""
+    """Bits: x != 0. NaN counts as not zero."""
     return BITS(x), _comparison("fcmp_unordered", "!=")
 
 
 @intrinsic
 def count_ones(typing, bits):
+    """The number of bits that are 1."""
+
     def generate(context, builder, signature, args):
         return builder.ctpop(args[0])
 
@@ -176,7 +190,7 @@ def count_ones(typing, bits):
 
 @intrinsic
 def square_root(typing, x):
-    """Rounded as IEEE wants it."""
+    """sqrt(x), rounded correctly as IEEE 754 demands."""
 
     def generate(context, builder, signature, args):
         name = f"llvm.sqrt.v{LANES}f{x.dtype.bitwidth}"
@@ -199,9 +213,9 @@ def add_squares(typing, sums, x):
         if x.type == sums.type:
             return builder.fadd(sums, builder.fmul(x, x))
         wide = builder.fpext(x, sums.type)
-        fused = (
-            "contract",
-        )  # rounds once instead of twice; but the product of two float32 is exact
+        # To fuse product and sum rounds once instead of twice. Here it changes nothing, because
+        # the product of two float32 is exact in float64.
+        fused = ("contract",)
         return builder.fadd(sums, builder.fmul(wide, wide, flags=fused), flags=fused)
 
     return sums(sums, x), generate
@@ -209,7 +223,7 @@ def add_squares(typing, sums, x):
 
 @intrinsic
 def add_halves(typing, sums):
-    """Left half to right half, until one number is left."""
+    """The left half is added to the right half until one number is left."""
 
     def generate(context, builder, signature, args):
         vector, width = args[0], LANES

@@ -1,47 +1,43 @@
-"""What the experiments on the theory share: a problem whose noise and smoothness are known, and its runs through `onebit.reference`.
+"""The problem of the experiments on the theory, whose noise and smoothness are known, and its runs.
 
-All seeds run side by side: x is one long vector [seeds * d], in which each seed has a scale of its own.
+They go through `onebit.reference`. All seeds run side by side: x is one long vector [seeds * d], in
+which each seed has a scale of its own.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from onebit import reference
-from onebit.lab.claims.judge import Interval
-from onebit.lab.claims.theory import exponents as exponents
-from onebit.lab.report import figure as figures
-from onebit.lab.runs import measurements as measured
 
-FOLDER = "theory"  # of results/
 BLOCK = 16  # steps whose noise is drawn at once
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A smooth non-convex function of d coordinates, turned so that none of its axes is a coordinate's; its minimum is 0, at x = 0.
+    """A smooth non-convex function of d coordinates, whose minimum is 0, at x = 0.
 
         f(x) = sum_j L w^2 / 2 * u_j^2 / (1 + u_j^2)      u = Q x / w, Q a fixed rotation
-        grad f = Q^T [L w u_j / (1 + u_j^2)^2]            curvature along an axis from -L/4 (at |u_j| = 1) to L (at u_j = 0)
+        grad f = Q^T [L w u_j / (1 + u_j^2)^2]
 
-    It is non-convex where |u_j| > 1 / sqrt(3): the gradient dies out away from the minimum, as a saturated network's does. Runs start
-    at |u_j| between 0.5 and 1.5. Each worker sees grad f plus noise of mean 0 and E||noise||^2 = sigma^2, independent over workers,
-    steps and coordinates.
+    The rotation turns it so that none of its axes is a coordinate's. Its curvature along an axis
+    lies between -L/4 (at |u_j| = 1) and L (at u_j = 0). It is non-convex where |u_j| > 1 / sqrt(3):
+    the gradient dies out away from the minimum, as a saturated network's does. Runs start at |u_j|
+    between 0.5 and 1.5. Each worker sees grad f plus noise of mean 0 and E||noise||^2 = sigma^2,
+    independent over workers, steps and coordinates.
 
     Attributes:
         L: the smoothness, ||grad f(x) - grad f(y)|| <= L ||x - y||.
         width: w, how far the basin reaches.
         dimension: d.
         sigma: of the noise.
-        rare: None: the noise is Gaussian. p: a coordinate's noise is large with probability p and otherwise small, of the other sign,
-            as the gradient of a rare word is: its median is not 0, and a sign sees the median.
-        v_max: the preconditioner is 1 / sqrt(v), with v from 1 to v_max over the coordinates; v_min is 1.
+        rare: None: the noise is Gaussian. p: a coordinate's noise is large with probability p and
+            otherwise small, of the other sign, as the gradient of a rare word is: its median is not
+            0, and a sign sees the median.
+        v_max: the preconditioner is 1 / sqrt(v), with v from 1 to v_max over the coordinates; v_min
+            is 1.
     """
 
     L: float = 1.0
@@ -91,6 +87,11 @@ class Problem:
         )
 
 
+# The problem of experiments/linear_speedup.py, and the number of workers at which T varies there.
+SPEEDUP_PROBLEM = Problem(sigma=16.0)
+SPEEDUP_WORKERS = 16
+
+
 @dataclass
 class Sample:
     """The workers' gradients, `reference`'s gradient(t, x) -> [n, seeds * d].
@@ -125,10 +126,10 @@ class Sample:
         return self.noisy.reshape(self.workers, -1)
 
 
-def one_bit_by_seed(dimension: int):
-    """The compressor `reference.one_bit` with each seed's d coordinates as a segment, whatever segments it is given."""
+def one_bit_by_seed(dimension: int) -> Callable:
+    """The compressor `reference.one_bit` with one group for each seed: its d coordinates."""
 
-    def C(x, segments, active):
+    def C(x, groups, active):
         rows = x.reshape(*x.shape[:-1], -1, dimension)
         return reference.one_bit(rows, [slice(None)], np.ones(dimension, bool)).reshape(x.shape)
 
@@ -142,8 +143,8 @@ class Step:
     Attributes:
         gradient: of f, without noise, where the step was taken.
         mean: the workers' mean gradient.
-        error: mean_i delta_i + delta_bar, what all errors together withhold from x; Theorem 1's delta_t.
-        state: the reference's, [seeds * d].
+        error: mean_i delta_i + delta_bar, what all errors together withhold from x; Theorem 1's
+        delta_t. state: the reference's, [seeds * d].
     """
 
     gradient: np.ndarray
@@ -156,8 +157,13 @@ class Step:
         return (self.gradient**2 / v).sum(-1)
 
 
-def steps_of(algorithm, sample: Sample, count: int, *arguments, **options) -> Iterator[Step]:
-    """`count` steps of an algorithm of the reference, (x, gradient, n, *arguments, **options) -> States."""
+def steps_of(
+    algorithm: Callable, sample: Sample, count: int, *arguments, **options
+) -> Iterator[Step]:
+    """`count` steps of an algorithm of the reference.
+
+    algorithm: (x, gradient, n, *arguments, **options) -> States.
+    """
     seeds = len(sample.seeds)
     x = np.concatenate([sample.problem.start(seed) for seed in sample.seeds])
     for _, state in zip(range(count), algorithm(x, sample, sample.workers, *arguments, **options)):
@@ -173,7 +179,10 @@ def momentum_sgd(
     beta: float = 0.9,
     reset_every: int | None = None,
 ) -> Iterator[Step]:
-    """`reference.preconditioned_momentum_sgd` on the problem: compressed, the second stage of 1-bit Adam."""
+    """`reference.preconditioned_momentum_sgd` on the problem.
+
+    Compressed, it is the second stage of 1-bit Adam.
+    """
     problem = sample.problem
     C = one_bit_by_seed(problem.dimension) if compressed else reference.identity
     v = np.tile(problem.v, len(sample.seeds))
@@ -188,56 +197,3 @@ def momentum_sgd(
         C=C,
         reset_every=reset_every,
     )
-
-
-# ---- what is found
-
-
-def overlap(one: Interval, other: Interval) -> bool:
-    """Whether two intervals have a number in common."""
-    return max(one.low, other.low) <= min(one.high, other.high)
-
-
-def seeds_spread(
-    axes: Axes,
-    rows: pd.DataFrame,
-    along: str,
-    value: str,
-    label: str,
-    look: tuple[str, str, str],
-    size: float = 4,
-) -> None:
-    """The mean over the seeds as a line, lowest to highest seed as a band."""
-    colour, line, marker = look
-    found = rows.groupby(along)[value].agg(["mean", "min", "max"])
-    axes.plot(
-        found.index,
-        found["mean"],
-        color=colour,
-        linestyle=line,
-        marker=marker,
-        markersize=size,
-        linewidth=1.5,
-        label=label,
-    )
-    axes.fill_between(found.index, found["min"], found["max"], color=colour, alpha=0.2, linewidth=0)
-
-
-def conclude(
-    name: str,
-    root: Path,
-    judge: Callable[[pd.DataFrame], pd.DataFrame],
-    plot: Callable[[pd.DataFrame], Figure],
-    note: str,
-) -> None:
-    """Print the table of the rules and draw the figure, from the files. note: what the caption says beside the seeds and the commit."""
-    try:
-        rows, facts = measured.read(root, FOLDER, name)
-    except FileNotFoundError as error:
-        raise SystemExit(f"error: {error}") from None
-    print(judge(rows).to_string(index=False))
-    text = (
-        f"{note} Line: mean of n = {rows.seed.nunique()} seeds; band: lowest to highest seed. Commit {facts['commit'][:7]}"
-        f"{' with changes' if 'dirty' in facts['commit'] else ''}, {facts['date'][:10]}."
-    )
-    print(figures.write(plot(rows), text, Path(root) / "figures" / name))

@@ -1,18 +1,16 @@
 """Times that can be compared on a machine that others use too.
 
-Contenders run in turn in one process, so that each ratio is between neighbours in time; medians and percentiles describe them; and rounds
-in which other processes took the CPU are dropped and repeated.
+Contenders run in turn in one process, so that each ratio is between neighbours in time. Medians and
+percentiles describe them. Rounds in which other processes took the CPU are dropped and repeated.
 """
 
 import gc
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,9 @@ import torch.distributed as dist
 
 FOREIGN_LIMIT = 0.06  # the share of all CPU time that other processes may take in rounds that count
 STRETCH = 0.5  # seconds; over less, Linux's counts of 10 ms a CPU say nothing about a share of 6 %
-DROPS_PER_ROUND = 3  # at most so many rounds are dropped for each that is wanted; after that disturbed ones are kept, and counted
+# At most so many rounds are dropped for each that is wanted; further disturbed ones are kept and
+# counted.
+DROPS_PER_ROUND = 3
 LOW, HIGH = 10, 90  # percentiles that stand for the spread
 
 
@@ -38,7 +38,10 @@ class Alone:
 
 
 class InStep:
-    """All ranks of torch.distributed's default group measure the same contenders together: a sample starts on all at once."""
+    """All ranks of torch.distributed's default group measure the same contenders together.
+
+    A sample starts on all ranks at once.
+    """
 
     def start(self) -> None:
         dist.barrier()
@@ -56,9 +59,10 @@ class InStep:
 
 
 class Guard:
-    """What share of the CPUs went to processes that do not measure, between `start` and `share`; 0 where there is no /proc/stat.
+    """The share of the CPUs that went to processes that do not measure, from `start` to `share`.
 
-    The kernel's own work on interrupts is no other process: our messages cause it.
+    It is 0 where there is no /proc/stat. The kernel's own work on interrupts does not count as
+    another process, since our messages cause it.
     """
 
     def __init__(self, pace: Alone | InStep):
@@ -75,7 +79,10 @@ class Guard:
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
-        """CPU seconds of all processes, with what other machines on the same host took; of this process; and the time."""
+        """CPU seconds of all processes, CPU seconds of this process, and the time.
+
+        The first includes what other machines on the same host took.
+        """
         return _busy_seconds(), time.process_time(), time.perf_counter()
 
 
@@ -108,7 +115,13 @@ class Timings:
         return self.seconds[name] / self.seconds[rival]
 
     def summary(self, name: str, rival: str) -> dict:
-        """A row: the median and spread of the time, the ratio of the medians, and the median and spread of the rounds' own ratios."""
+        """A row of a CSV.
+
+        It has the median and spread of the time; `ratio`, the ratio of the medians; and
+        `round_ratio`, `ratio_low` and `ratio_high`, the median and spread of the rounds' own
+        ratios. `ratio` can lie outside the spread, since it is not the median of the rounds'
+        ratios.
+        """
         seconds, ratios = self.seconds[name], self.ratios(name, rival)
         ratio = np.median(seconds) / np.median(self.seconds[rival])
         return {
@@ -140,12 +153,15 @@ def alternate(
 ) -> Timings:
     """Call all contenders in turn, once a round, each round beginning with another one.
 
-    None finds its data in the cache only because it ran just before: contenders that are to be compared should not share any.
+    No contender finds its data in the cache only because it ran just before, as long as contenders
+    that are compared share none.
 
     Args:
-        rounds: at least so many count; they come in stretches of at least STRETCH seconds, and a disturbed stretch is repeated.
+        contenders: name -> what is timed.
+        rounds: at least so many count; they come in stretches of at least STRETCH seconds, and a
+            disturbed stretch is repeated.
         warmup: rounds before, the last of which tells how long a round takes.
-        pace: `InStep` if several ranks measure together; a time is then that of the slowest rank.
+        pace: `InStep` if several ranks measure together; a time is then the slowest rank's.
         guard: tells how disturbed a stretch was.
     """
     pace = pace or Alone()
@@ -173,7 +189,7 @@ def alternate(
 
 
 def _round(contenders: dict[str, Callable], turn: int, pace: Alone | InStep) -> dict[str, float]:
-    """Seconds that each contender took, in the order of `contenders` whatever the order in which they ran."""
+    """Seconds that each contender took, in the order of `contenders`, not that of running."""
     names = list(contenders)
     first = turn % len(names)
     seconds = {}
@@ -197,34 +213,3 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def machine() -> dict:
-    """The machine and the versions, for whoever reads the times."""
-    return {
-        "cpu": _first("/proc/cpuinfo", "model name") or platform.processor(),
-        "cpu_family": _first("/proc/cpuinfo", "cpu family"),
-        "cpu_model": _first("/proc/cpuinfo", "model"),
-        "cores": os.cpu_count(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "kernel": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numba": _version("numba"),
-    }
-
-
-def _first(path: str, name: str) -> str | None:
-    """The value of the first line 'name : value' of a file of /proc; None if there is none."""
-    lines = Path(path).read_text().splitlines() if Path(path).exists() else []
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == name),
-        None,
-    )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -1,21 +1,24 @@
-"""The papers' claims, and the rule for each, written before the runs.
+"""The papers' claims and the rule for each.
 
-A claim is judged by one statistic, a number per seed, and the range that the statistic has to lie in:
+A claim is judged by one statistic, a number per seed, and by the range that it has to lie in:
 
-    reproduced        its 95% t-interval over the seeds lies inside the range
+    reproduced        the statistic's 95% t-interval over the seeds lies inside the range
     not reproduced    the interval lies outside the range
     partly            it lies across a border, so the runs show neither
-    not judged        fewer than three seeds
+    not judged        there are fewer than three seeds
     needs a cluster   the statistic needs the paper's own hardware, and nobody has added such runs
 
-Two optimizers are compared seed by seed, since a seed fixes the initial weights and the order of the data.
+The rules were written before the runs, except those of `judge.WRITTEN_AFTER`. Two optimizers are
+compared seed by seed, since a seed fixes the initial weights and the order of the data.
 
-A run can diverge. A seed at which Adam did gives no number, so n is smaller by it. Where only 1-bit Adam did, it is
-infinitely far behind. Naive 1-bit gradients, and whatever else is to fall behind, are judged by the runs that finished, and the
-detail says how many did not: one run that diverges must not decide alone. If they diverged at every seed, they have fallen behind.
-Volumes, times and variances are those of runs that finished.
+A run can diverge. A seed at which Adam diverged gives no number, so n is smaller by one. Where only
+1-bit Adam diverged, it is infinitely far behind. Naive 1-bit gradients, and whatever else is
+expected to fall behind, are judged by the runs that finished, and the detail says how many did not:
+one run that diverges must not decide alone. If they diverged at every seed, they have fallen
+behind. Volumes, times and variances are those of runs that finished.
 
-A module for each experiment says what its margins are, and why.
+Each experiment has a module, which says what its margins are and why. `statistics` has what the
+experiments, figures and tables share.
 """
 
 from onebit.lab.claims import (
@@ -28,9 +31,9 @@ from onebit.lab.claims import (
     theory,
     zero_one_adam,
 )
-from onebit.lab.claims.claim import TAIL, Claim, Interval, rows_of, statistic_by_seed
+from onebit.lab.claims.claim import Claim, rows_of, statistic_by_seed
 
-__all__ = ["CLAIMS", "TAIL", "Claim", "Interval", "rows_of", "statistic_by_seed"]
+__all__ = ["CLAIMS", "Claim", "rows_of", "statistic_by_seed"]
 
 CLAIMS = (
     *bert.CLAIMS,

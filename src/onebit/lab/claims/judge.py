@@ -1,40 +1,24 @@
-"""Judging claims from rows: intervals, verdicts, and the report (`python -m onebit.lab.claims.judge`)."""
+"""Judge every claim, and write the report: `python -m onebit.lab.claims.judge`."""
 
 import argparse
 from collections import Counter
 from dataclasses import dataclass
-from math import inf, isfinite, nan, sqrt
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-from scipy import stats
 
-from onebit.lab.claims import CLAIMS, TAIL, Claim, Interval, rows_of, statistic_by_seed
+from onebit.lab.claims import CLAIMS, Claim, rows_of, statistic_by_seed
+from onebit.lab.claims.statistics import LEVEL, TAIL, Interval, mean_interval, prediction_interval
 from onebit.lab.runs.load import RESULTS, TUNING_SEED
 from onebit.lab.runs.metadata import ROOT
 
-LEVEL = 0.95
 FEWEST_SEEDS = 3
 VERDICTS = ("reproduced", "partly", "not reproduced", "not judged", "needs a cluster")
-DID_NOT = VERDICTS[1:3]
-HEADLINES = (
-    "C1",
-    "C3",
-    "C4",
-    "C8",
-    "C20",
-    "T1",
-    "Z1",
-    "Z2",
-    "Z3",
-    "L1",
-    "L2",
-    "F5",
-    "S2",
-)  # what the README shows, whatever the verdict
-# Another CPU rounds differently, which is no other result. All statistics are ratios to 1, so one floor does.
-FLOOR = 0.005
+# The claims that the README shows, whatever their verdict; all others are in results/CLAIMS.md.
+HEADLINES = ("C1", "C4", "C8", "Z1", "L1", "S2")
+# The claims whose rules were written after the runs or measurements that judge them.
+WRITTEN_AFTER = ("S1", "S2", "S3", "F5", "F6", "C23")
+MARKERS = "<!-- claims: written by make claims -->", "<!-- end of claims -->"
 
 
 @dataclass(frozen=True)
@@ -46,38 +30,13 @@ class Judgement:
     verdict: str
     detail: str
 
-
-def mean_interval(values: np.ndarray) -> Interval:
-    """mean +- t_{0.975, n-1} s / sqrt(n). A mean that is infinite, because a run diverged, is its own interval."""
-    return _t_interval(values, variance_factor=1 / max(len(values), 1))
-
-
-def prediction_interval(values: np.ndarray) -> Interval:
-    """Where one more seed falls: mean +- max(t_{0.975, n-1} s sqrt(1 + 1/n), FLOOR)."""
-    interval = _t_interval(values, variance_factor=1 + 1 / max(len(values), 1))
-    return Interval(
-        interval.mean,
-        min(interval.low, interval.mean - FLOOR),
-        max(interval.high, interval.mean + FLOOR),
-        interval.n,
-    )
-
-
-def _t_interval(values, variance_factor):
-    n = len(values)
-    mean = float(np.mean(values)) if n else nan
-    if not isfinite(mean):
-        return Interval(mean, mean, mean, n)
-    if n == 1:
-        return Interval(mean, -inf, inf, n)
-    half = (
-        stats.t.ppf((1 + LEVEL) / 2, n - 1) * float(np.std(values, ddof=1)) * sqrt(variance_factor)
-    )
-    return Interval(mean, mean - half, mean + half, n)
+    def ours(self) -> str:
+        """The statistic with its interval, then the same result in the paper's own units."""
+        return self.claim.shown(self.interval) + (f"; {self.detail}" if self.detail else "")
 
 
 def verdict(interval: Interval, accepts: tuple[float, float]) -> str:
-    """What the rule says of an interval; claims/__init__.py has the words."""
+    """What a rule says of an interval; claims/__init__.py has the words."""
     low, high = accepts
     if interval.n < FEWEST_SEEDS:
         return "not judged"
@@ -94,9 +53,8 @@ def judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     interval = found if isinstance(found, Interval) else mean_interval(found.to_numpy(dtype=float))
     if claim.profile == "paper" and not interval.n:
         return Judgement(claim, interval, "needs a cluster", "")
-    return Judgement(
-        claim, interval, verdict(interval, claim.accepts), claim.detail(rows) if interval.n else ""
-    )
+    detail = claim.detail(rows) if interval.n else ""
+    return Judgement(claim, interval, verdict(interval, claim.accepts), detail)
 
 
 def consistent(claim: Claim, committed: pd.DataFrame, live: pd.DataFrame) -> str:
@@ -109,17 +67,18 @@ def consistent(claim: Claim, committed: pd.DataFrame, live: pd.DataFrame) -> str
 
 
 def judge_all(root: Path = RESULTS) -> list[Judgement]:
-    """Every claim, from what is committed."""
-    return [judge(claim, rows_of(claim, root)) for claim in CLAIMS]
+    """Judge every claim by what is committed. The rows of an experiment are read once."""
+    read = {}
+    judgements = []
+    for claim in CLAIMS:
+        source = (claim.name if claim.read else claim.folder, claim.experiment, claim.profile)
+        if source not in read:
+            read[source] = rows_of(claim, root)
+        judgements.append(judge(claim, read[source]))
+    return judgements
 
 
-def show(interval: Interval, style: str) -> str:
-    """The mean and its interval, as the claim prints them."""
-    if not interval.n:
-        return "no runs"
-    if interval.n == 1 or not isfinite(interval.mean):
-        return f"{interval.mean:{style}}"
-    return f"{interval.mean:{style}} [{interval.low:{style}}, {interval.high:{style}}]"
+# ---- the report
 
 
 def table(header: list[str], lines: list[list[str]]) -> str:
@@ -131,78 +90,102 @@ def table(header: list[str], lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
 
 
+def listed(names: tuple[str, ...]) -> str:
+    """'S1, S2 and S3'."""
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+INTRODUCTION = f"""# Claims
+
+`make claims` writes this file from `results/runs`, `results/theory` and `results/speed`; do not
+edit it. The rules stand in `src/onebit/lab/claims`. They were written before the runs, except those
+of {listed(WRITTEN_AFTER)}, which were written after them. Seed {TUNING_SEED} served to choose the
+laptop's model sizes and learning rates, so it is left out.
+
+How to read the table:
+
+- *Ours* is the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed. For S1 to S3 it
+  is the median over n rounds with their 10th and 90th percentile.
+- *Measured as* says what the number is and which direction is better. A number in % is a ratio: a
+  difference relative to the reference, or a share. A number in points is a difference between two
+  scores that are themselves in %. A number without a unit is a plain ratio or an exponent.
+- The loss of a run is its mean training loss over the last {TAIL:.0%} of its steps; its test error
+  is 100% less its mean accuracy there.
+- A place without a paper's name is in the 1-bit Adam paper.
+- A seed at which Adam diverged gives no number. An optimizer that is expected to fall behind is
+  judged by its runs that finished, if any did.
+
+The verdicts:
+
+- *Reproduced*: the interval lies where the rule wants it.
+- *Not reproduced*: the interval lies outside.
+- *Partly*: the interval lies across the border.
+- *Not judged*: there are fewer than {FEWEST_SEEDS} seeds.
+- *Needs a cluster*: only the paper's hardware can tell.
+"""
+
+
 def report(judgements: list[Judgement]) -> str:
-    """results/CLAIMS.md."""
-    lines = []
-    for judgement in judgements:
-        claim = judgement.claim
-        ours = show(judgement.interval, claim.style) + (
-            f"; {judgement.detail}" if judgement.detail else ""
-        )
-        lines.append(
-            [
-                claim.name,
-                f"{claim.statement} ({claim.place})",
-                claim.rule,
-                claim.paper(),
-                ours,
-                str(judgement.interval.n),
-                f"{claim.experiment}, {claim.profile}",
-                f"**{judgement.verdict}**",
-            ]
-        )
-    return "\n".join(
+    """The text of results/CLAIMS.md."""
+    header = ["", "claim", "rule", "measured as", "paper", "ours", "n", "runs", "verdict"]
+    lines = [
         [
-            "# Claims",
-            "",
-            "Written by `make claims` from `results/runs`, `results/theory` and `results/speed`; do not edit.",
-            "The rules stand in `src/onebit/lab/claims`, written before the runs; those of S1 to S3, F5, F6 and C23 after them.",
-            f"Seed {TUNING_SEED} served to choose the laptop's model sizes and learning rates; it is left out.",
-            "",
-            f"Ours: the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed.",
-            f"The loss of a run is the mean training loss over the last {TAIL:.0%} of its steps, its test error 100% less the mean accuracy there.",
-            "A place without a paper's name is in the 1-bit Adam paper.",
-            "Of S1 to S3: the median over n rounds, and in brackets their 10th and 90th percentile.",
-            "A seed at which Adam diverged gives no number. What is to fall behind is judged by the runs that finished, if any did.",
-            "",
-            "*Reproduced*: the interval lies where the rule wants it. *Not reproduced*: it lies outside. *Partly*: it lies across the border.",
-            f"*Not judged*: fewer than {FEWEST_SEEDS} seeds. *Needs a cluster*: only the paper's hardware can tell.",
-            "",
-            table(["", "claim", "rule", "paper", "ours", "n", "runs", "verdict"], lines),
-            "",
+            judgement.claim.name,
+            f"{judgement.claim.statement} ({judgement.claim.place})",
+            judgement.claim.rule,
+            judgement.claim.measures,
+            judgement.claim.paper(),
+            judgement.ours(),
+            str(judgement.interval.n),
+            f"{judgement.claim.experiment}, {judgement.claim.profile}",
+            f"**{judgement.verdict}**",
         ]
-    )
+        for judgement in judgements
+    ]
+    return f"{INTRODUCTION}\n{table(header, lines)}\n"
 
 
 def summary(judgements: list[Judgement]) -> str:
-    """What the README says: how many claims came out how, then a table of the main ones and of all that did not come out."""
-    counts = Counter(j.verdict for j in judgements)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    shown = [j for j in judgements if j.claim.name in HEADLINES or j.verdict in DID_NOT]
+    """What the README says: how many claims came out how, and a table of the HEADLINES."""
+    counts = Counter(judgement.verdict for judgement in judgements)
+    told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+    after = [name for name in WRITTEN_AFTER if name in HEADLINES]
     lines = [
         [
-            f"{j.claim.statement} ({j.claim.place})",
-            j.claim.paper(),
-            show(j.interval, j.claim.style) + (f"; {j.detail}" if j.detail else ""),
-            str(j.interval.n),
-            j.verdict,
+            f"{judgement.claim.statement} ({judgement.claim.place})",
+            judgement.claim.measures,
+            judgement.claim.paper(),
+            judgement.ours(),
+            str(judgement.interval.n),
+            judgement.verdict,
         ]
-        for j in shown
+        for judgement in judgements
+        if judgement.claim.name in HEADLINES
     ]
-    return (
-        f"Of {len(judgements)} claims: {told}. The main ones, and all that did not come out, or not quite:\n\n"
-        + table(["claim", "paper", "ours (95% interval)", "n", "verdict"], lines)
+    header = ["claim", "measured as", "paper", "ours (95% interval)", "n", "verdict"]
+    statements = " and ".join(
+        f'"{judgement.claim.statement}"'
+        for judgement in judgements
+        if judgement.claim.name in after
     )
+    return f"""\
+Of {len(judgements)} claims: {told}. Six of them:
+
+{table(header, lines)}
+
+[All {len(judgements)} claims](results/CLAIMS.md), with the rule for each. The rules were written
+before the runs, except {len(WRITTEN_AFTER)} that are named there; of the six above it is that of
+{statements}."""
 
 
 def with_summary(readme: str, judgements: list[Judgement]) -> str:
     """The README with the table between its two markers replaced."""
-    start, end = "<!-- claims: written by make claims -->", "<!-- end of claims -->"
+    start, end = MARKERS
     before, _, rest = readme.partition(start)
     _, found, after = rest.partition(end)
     if not found:
         raise ValueError(
-            f"README.md needs the lines {start} and {end}, between which the table goes"
+            f"README.md needs the lines {start} and {end}, between which the table goes."
         )
     return f"{before}{start}\n{summary(judgements)}\n{end}{after}"
 
@@ -219,7 +202,8 @@ def main() -> None:
     for judgement in judgements:
         claim = judgement.claim
         print(
-            f"{claim.name}  {judgement.verdict:16} {show(judgement.interval, claim.style)}  {claim.statement}"
+            f"{claim.name:4} {judgement.verdict:16} {claim.shown(judgement.interval)}  "
+            f"{claim.statement}"
         )
     print("results/CLAIMS.md and the table in README.md are written.")
 

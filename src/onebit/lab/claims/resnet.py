@@ -1,14 +1,18 @@
 """ResNet on CIFAR-10: Figures 6 and 10 to 13, judged by the runs of Figure 6.
 
-The accuracy of a run is the mean test accuracy over the last 10% of its steps; its error is 100% less that. Errors are compared as
-ratios, since a small network on a part of the data errs several times as often as the paper's.
+The accuracy of a run is the mean test accuracy over the last 10% of its steps; its error is 100%
+less that. Errors are compared as ratios, since a small network on a part of the data errs several
+times as often as the paper's.
 
-MARGIN, how far apart two errors may be and still count as the same: at the end of the paper's Figures 6 and 10, 1-bit Adam's error is
-3% below Adam's, Local SGD's and SGD's 9%, and all are said to work; the naive method's, which is said to fail, is 21% above it, and the
-errors of those that Figures 12 and 13 reject are 18%, 23% and 30% above. 10% lets the first pass and stops the second.
+MARGIN is how far apart two errors may be and still count as the same. At the end of the paper's
+Figures 6 and 10, 1-bit Adam's error is 3% below Adam's, Local SGD's and SGD's 9% below, and all are
+said to work; the naive method's, which is said to fail, is 21% above it, and the errors of those
+that Figures 12 and 13 reject are 18%, 23% and 30% above. A margin of 10% lets the first group pass
+and stops the second.
 
-SOME, below which a run has learned nothing that would last: half of the way from chance, 10%, to Adam's accuracy. In the paper's
-Figure 12 those called not convergent end at chance. A run that diverged ends there.
+SOME is the share of the way from chance, 10%, to Adam's accuracy below which a run has learned
+nothing that would last: one half. In the paper's Figure 12 the methods that are called not
+convergent end at chance. A run that diverged ends there.
 """
 
 from collections.abc import Callable
@@ -16,8 +20,8 @@ from math import inf
 
 import pandas as pd
 
-from onebit.lab.claims.claim import (
-    Claim,
+from onebit.lab.claims.claim import Claim
+from onebit.lab.claims.statistics import (
     Statistic,
     infinite_where_diverged,
     of_finished,
@@ -33,19 +37,30 @@ CHANCE = 10.0  # %, of 10 classes
 
 
 def final_error(rows: pd.DataFrame, optimizer: str) -> pd.Series:
-    """100 - mean test accuracy over the last TAIL of the steps, in %, by seed; infinite if the run diverged."""
+    """100% less the mean test accuracy over the last TAIL of the steps, by seed.
+
+    Infinite if the run diverged.
+    """
     return infinite_where_diverged(
         100 - tail_mean(rows, optimizer, "test_accuracy"), rows, optimizer
     )
 
 
+def error_relative_to(called: str) -> str:
+    """What `error_gap` measures, in words."""
+    return f"difference of the test error, relative to {called}'s; lower is better"
+
+
 def error_gap(optimizer: str, reference: str = "adam") -> Statistic:
-    """Of the error from the reference's, relative to it."""
+    """The difference of the error from the reference's, relative to it."""
     return relative_gap(final_error, optimizer, reference)
 
 
 def progress(optimizer: str) -> Statistic:
-    """(accuracy - chance) / (Adam's accuracy - chance), by seed; 0 if the run diverged, none where Adam did."""
+    """(accuracy - chance) / (Adam's accuracy - chance), by seed.
+
+    0 if the run diverged; a seed at which Adam diverged gives no number.
+    """
 
     def above_chance(rows: pd.DataFrame, name: str) -> pd.Series:
         return 100 - CHANCE - final_error(rows, name)
@@ -86,11 +101,12 @@ def paper_accuracy(figure: str, curve: str, reference: str = "Adam") -> Callable
 
 
 def paper_progress(accuracy: Callable[[], float]) -> Callable[[], str]:
-    """Of an accuracy of the paper's Figure 12."""
+    """The progress of an accuracy of the paper's Figure 12."""
 
     def text() -> str:
         adam = paper_tails("fig12b", "Adam")[0]
-        return f"{max(0, accuracy() - CHANCE) / (adam - CHANCE):.2f} (accuracy {accuracy():.1f}%, Adam {adam:.1f}%)"
+        share = max(0, accuracy() - CHANCE) / (adam - CHANCE)
+        return f"{share:.2f} (accuracy {accuracy():.1f}%, Adam {adam:.1f}%)"
 
     return text
 
@@ -98,16 +114,21 @@ def paper_progress(accuracy: Callable[[], float]) -> Callable[[], str]:
 def like(optimizer: str) -> dict:
     return {
         "statistic": error_gap(optimizer),
+        "measures": error_relative_to("Adam"),
         "accepts": (-MARGIN, MARGIN),
         "style": "+.1%",
         "detail": accuracies(optimizer, "adam"),
-        "rule": f"the difference from Adam's test error, paired by seed, lies within ±{MARGIN:.0%} of it",
+        "rule": (
+            "the difference from Adam's test error, paired by seed, lies within "
+            f"±{MARGIN:.0%} of it"
+        ),
     }
 
 
 def works(optimizer: str) -> dict:
     return {
         "statistic": error_gap(optimizer),
+        "measures": error_relative_to("Adam"),
         "accepts": (-inf, MARGIN),
         "style": "+.1%",
         "detail": accuracies(optimizer, "adam"),
@@ -118,6 +139,7 @@ def works(optimizer: str) -> dict:
 def behind(optimizer: str) -> dict:
     return {
         "statistic": of_finished(error_gap(optimizer)),
+        "measures": error_relative_to("Adam"),
         "accepts": (MARGIN, inf),
         "style": "+.1%",
         "detail": accuracies(optimizer, "adam"),
@@ -128,6 +150,7 @@ def behind(optimizer: str) -> dict:
 def ahead(optimizer: str, reference: str = "onebit_adam", called: str = "1-bit Adam") -> dict:
     return {
         "statistic": error_gap(optimizer, reference),
+        "measures": error_relative_to(called),
         "accepts": (-inf, -MARGIN),
         "style": "+.1%",
         "detail": accuracies(optimizer, reference),
@@ -138,10 +161,14 @@ def ahead(optimizer: str, reference: str = "onebit_adam", called: str = "1-bit A
 def lost(optimizer: str) -> dict:
     return {
         "statistic": progress(optimizer),
+        "measures": "share of the way from chance to Adam's accuracy; higher is better",
         "accepts": (-inf, SOME),
         "style": ".2f",
         "detail": accuracies(optimizer, "adam"),
-        "rule": f"it ends less than {SOME:.0%} of the way from chance to Adam's accuracy, paired by seed",
+        "rule": (
+            f"it ends less than {SOME:.0%} of the way from chance to Adam's accuracy, paired by "
+            "seed"
+        ),
     }
 
 
@@ -159,94 +186,97 @@ def claim(name: str, statement: str, place: str, judged: dict, paper: Callable[[
 
 CLAIMS = (
     claim(
-        "C8",
-        "On ResNet-18, 1-bit Adam generalises like Adam",
-        "Figures 6b and 10b, Section 7.2",
-        like("onebit_adam"),
-        paper_accuracy("fig6b", "1-bit Adam"),
+        name="C8",
+        statement="On ResNet-18, 1-bit Adam generalises like Adam",
+        place="Figures 6b and 10b, Section 7.2",
+        judged=like("onebit_adam"),
+        paper=paper_accuracy("fig6b", "1-bit Adam"),
     ),
     claim(
-        "C9",
-        "On ResNet-18, Adam with the variance frozen, but nothing compressed, generalises like Adam",
-        "Figure 6b, Section 7.2",
-        like("onebit_adam_32bit"),
-        paper_accuracy("fig6b", "1-bit Adam (32-bits)"),
+        name="C9",
+        statement=(
+            "On ResNet-18, Adam with the variance frozen, but nothing compressed, generalises "
+            "like Adam"
+        ),
+        place="Figure 6b, Section 7.2",
+        judged=like("onebit_adam_32bit"),
+        paper=paper_accuracy("fig6b", "1-bit Adam (32-bits)"),
     ),
     claim(
-        "C10",
-        "On ResNet-18, Adam on naively compressed 1-bit gradients falls behind",
-        "Figure 6b, Section 7.2",
-        behind("naive_onebit_adam"),
-        paper_accuracy("fig6b", "Adam (1-bit Naive)"),
+        name="C10",
+        statement="On ResNet-18, Adam on naively compressed 1-bit gradients falls behind",
+        place="Figure 6b, Section 7.2",
+        judged=behind("naive_onebit_adam"),
+        paper=paper_accuracy("fig6b", "Adam (1-bit Naive)"),
     ),
     claim(
-        "C11",
-        "DoubleSqueeze works on ResNet-18",
-        "Figure 10b, Supplement",
-        works("double_squeeze"),
-        paper_accuracy("fig10b", "DoubleSqueeze"),
+        name="C11",
+        statement="DoubleSqueeze works on ResNet-18",
+        place="Figure 10b, Supplement",
+        judged=works("double_squeeze"),
+        paper=paper_accuracy("fig10b", "DoubleSqueeze"),
     ),
     claim(
-        "C12",
-        "Local SGD works on ResNet-18",
-        "Figure 10b, Supplement",
-        works("local_sgd"),
-        paper_accuracy("fig10b", "Local SGD"),
+        name="C12",
+        statement="Local SGD works on ResNet-18",
+        place="Figure 10b, Supplement",
+        judged=works("local_sgd"),
+        paper=paper_accuracy("fig10b", "Local SGD"),
     ),
     claim(
-        "C13",
-        "On ResNet-18, EF momentum SGD does better than 1-bit Adam",
-        "Figure 11b, Supplement",
-        ahead("ef_momentum_sgd"),
-        paper_accuracy("fig11b", "EF Momentum SGD", "1-bit Adam"),
+        name="C13",
+        statement="On ResNet-18, EF momentum SGD does better than 1-bit Adam",
+        place="Figure 11b, Supplement",
+        judged=ahead("ef_momentum_sgd"),
+        paper=paper_accuracy("fig11b", "EF Momentum SGD", "1-bit Adam"),
     ),
     claim(
-        "C14",
-        "On ResNet-18, local SGD with momentum does better than 1-bit Adam",
-        "Figure 11b, Supplement",
-        ahead("local_momentum_sgd"),
-        paper_accuracy("fig11b", "Local SGD with Momentum", "1-bit Adam"),
+        name="C14",
+        statement="On ResNet-18, local SGD with momentum does better than 1-bit Adam",
+        place="Figure 11b, Supplement",
+        judged=ahead("local_momentum_sgd"),
+        paper=paper_accuracy("fig11b", "Local SGD with Momentum", "1-bit Adam"),
     ),
     claim(
-        "C15",
-        "With a variance sent in 4 bits Adam does not converge",
-        "Figure 12b, Supplement",
-        lost("adam_variance_4bit"),
-        paper_progress(lambda: paper_number("figure_12_4bit_accuracy")),
+        name="C15",
+        statement="With a variance sent in 4 bits Adam does not converge",
+        place="Figure 12b, Supplement",
+        judged=lost("adam_variance_4bit"),
+        paper=paper_progress(lambda: paper_number("figure_12_4bit_accuracy")),
     ),
     claim(
-        "C16",
-        "With a variance sent in 8 bits Adam does not converge",
-        "Figure 12b, Supplement",
-        lost("adam_variance_8bit"),
-        paper_progress(lambda: paper_curve("fig12b", "8-bit variance").y.iloc[-1]),
+        name="C16",
+        statement="With a variance sent in 8 bits Adam does not converge",
+        place="Figure 12b, Supplement",
+        judged=lost("adam_variance_8bit"),
+        paper=paper_progress(lambda: paper_curve("fig12b", "8-bit variance").y.iloc[-1]),
     ),
     claim(
-        "C17",
-        "With a variance sent in 16 bits Adam falls behind",
-        "Figure 12b, Supplement",
-        behind("adam_variance_16bit"),
-        paper_accuracy("fig12b", "16-bit variance"),
+        name="C17",
+        statement="With a variance sent in 16 bits Adam falls behind",
+        place="Figure 12b, Supplement",
+        judged=behind("adam_variance_16bit"),
+        paper=paper_accuracy("fig12b", "16-bit variance"),
     ),
     claim(
-        "C18",
-        "With a variance that is averaged every 3 steps Adam falls behind",
-        "Figure 13b, Supplement",
-        behind("lazy_variance_3"),
-        paper_accuracy("fig13b", "lazy variance tau=3"),
+        name="C18",
+        statement="With a variance that is averaged every 3 steps Adam falls behind",
+        place="Figure 13b, Supplement",
+        judged=behind("lazy_variance_3"),
+        paper=paper_accuracy("fig13b", "lazy variance tau=3"),
     ),
     claim(
-        "C19",
-        "With a variance that is averaged every 5 steps Adam falls behind",
-        "Figure 13b, Supplement",
-        behind("lazy_variance_5"),
-        paper_accuracy("fig13b", "lazy variance tau=5"),
+        name="C19",
+        statement="With a variance that is averaged every 5 steps Adam falls behind",
+        place="Figure 13b, Supplement",
+        judged=behind("lazy_variance_5"),
+        paper=paper_accuracy("fig13b", "lazy variance tau=5"),
     ),
     claim(
-        "C27",
-        "On ResNet-18, uncompressed momentum SGD does better than Adam",
-        "Figure 11b, Supplement",
-        ahead("momentum_sgd", "adam", "Adam"),
-        paper_accuracy("fig11b", "Momentum SGD"),
+        name="C27",
+        statement="On ResNet-18, uncompressed momentum SGD does better than Adam",
+        place="Figure 11b, Supplement",
+        judged=ahead("momentum_sgd", "adam", "Adam"),
+        paper=paper_accuracy("fig11b", "Momentum SGD"),
     ),
 )

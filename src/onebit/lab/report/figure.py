@@ -1,15 +1,11 @@
-"""What all figures share: curves with their spread, the paper's panel, captions, files.
+"""What all figures share: panels, curves with their spread, the paper's panel, the legend, files.
 
-A figure is a file experiments/figure_NN.py with EXPERIMENT, OPTIMIZERS, plot(rows) and, if there is more to say below it, NOTE; see `main`.
-A sweep, experiments/sweep_NAME.py, has a caption of its own as well, since the papers have none like it.
+A figure has two columns of panels, so that it can be read at the width of a page's text, and one
+legend above them, which covers no data.
 """
 
-import argparse
-import importlib.util
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import matplotlib
 
@@ -18,48 +14,93 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import LogLocator, NullFormatter
 
-from onebit.lab.report.captions import caption
+from onebit.lab.report.content import fingerprint
 from onebit.lab.report.style import LOOKS, PAPER_NAMES, POINTS, look
-from onebit.lab.runs.load import (
-    PROFILES,
-    RESULTS,
-    load_records,
-    load_rows,
-    paper_curve,
-    paper_curves,
-    require_alike,
-)
-from onebit.lab.runs.metadata import ROOT
+from onebit.lab.runs.load import paper_curve, paper_curves
+
+COLUMNS = 2
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.framealpha": 0.8,
+    "legend.edgecolor": "none",
+    "legend.fontsize": 8,
+    "legend.handlelength": 3.5,
+}
+Rows = pd.DataFrame
 
 
-def figure(columns: int, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with its axes in reading order."""
-    plt.rcParams.update(
-        {
-            "font.size": 9,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "grid.alpha": 0.3,
-            "legend.framealpha": 0.8,
-            "legend.edgecolor": "none",
-            "legend.fontsize": 8,
-            "legend.handlelength": 3.5,
-        }
-    )
+# ---- panels
+
+
+def canvas(panels: int, columns: int = COLUMNS) -> tuple[Drawing, list[Axes]]:
+    """A drawing with this many panels, and the panels in reading order."""
+    plt.rcParams.update(STYLE)
+    rows = -(-panels // columns)
     drawing, axes = plt.subplots(
-        rows, columns, figsize=(4.2 * columns, 3.3 * rows), squeeze=False, layout="constrained"
+        rows, columns, figsize=(3.9 * columns, 3.1 * rows), squeeze=False, layout="constrained"
     )
-    return drawing, list(axes.flat)
+    for unused in axes.flat[panels:]:
+        unused.remove()
+    return drawing, list(axes.flat[:panels])
 
 
-def curve(rows: pd.DataFrame, x: str, y: str, points: int = POINTS) -> pd.DataFrame:
-    """The curve of one optimizer: x, and mean, low and high of y over the seeds, in `points` blocks of steps.
+def legend(drawing: Drawing, *panels: Axes, columns: int = COLUMNS) -> None:
+    """One legend above all panels, of what these (by default all) label, each label once."""
+    found = {}
+    for axes in panels or drawing.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    drawing.legend(
+        list(found.values()), list(found), loc="outside upper center", ncols=columns, frameon=False
+    )
 
-    Low and high are the lowest and highest seed. Steps at which y is not defined are left out.
+
+def log_scale(axes: Axes) -> None:
+    """A logarithmic y axis; with numbers between its powers of ten if it has hardly one."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 10 * low:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5, 7)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+
+
+def volume_axis(axes: Axes) -> None:
+    """A logarithmic x axis of megabytes that a worker has sent."""
+    axes.set(xlabel="bytes sent by a worker (MB, log scale)", xscale="log")
+    low, high = axes.get_xlim()
+    subs = (1, 2, 3, 5) if high < 30 * low else (1,)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def mark_freeze(axes: Axes, x: float, steps: float, of: str = "") -> None:
+    """A vertical line at T_w. The label of the x axis, which must be there, says what it is."""
+    axes.axvline(x, color="0.4", linewidth=0.8, linestyle=(0, (5, 3)))
+    axes.set_xlabel(f"{axes.get_xlabel()}; dashed: $T_w${of} = {steps:,.0f}")
+
+
+def freeze_step(rows: Rows) -> int:
+    """T_w of the 1-bit Adam runs."""
+    return int(rows[rows.optimizer == "onebit_adam"].warmup_steps.iloc[0])
+
+
+# ---- curves
+
+
+def curve(rows: Rows, x: str, y: str, points: int = POINTS) -> Rows:
+    """The curve of one optimizer, in `points` blocks of steps.
+
+    Columns: x, and the mean, lowest and highest seed of y. Steps at which y is not defined are left
+    out.
     """
     rows = rows.dropna(subset=[y])
     block = ((rows.step - 1) * points // rows.total_steps).rename("block")
@@ -75,65 +116,63 @@ def curve(rows: pd.DataFrame, x: str, y: str, points: int = POINTS) -> pd.DataFr
     )
 
 
-def draw(
-    axes: Axes, rows: pd.DataFrame, x: str, y: str, x_scale: float = 1.0, legend: bool = True
-) -> None:
-    """One line and band per optimizer of `rows` against x / x_scale, of the runs that finished; a live run is a thin line over them.
+def draw_curve(axes: Axes, line: Rows, x_scale: float, style: dict) -> None:
+    """The mean as a line, and a band from the lowest to the highest seed."""
+    axes.plot(line.x / x_scale, line["mean"], **style)
+    band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
+    axes.fill_between(line.x / x_scale, line.low, line.high, **band)
 
-    A run that diverged is a thin line up to where it leaves the range of those that finished.
+
+def draw(axes: Axes, rows: Rows, x: str, y: str, x_scale: float = 1.0) -> None:
+    """One line and band per optimizer against x / x_scale, of the runs that finished.
+
+    A live run is a thin line over them. A run that diverged is a thin line up to where it leaves
+    the range of those that finished.
     """
     shown = within_range(rows.dropna(subset=[y]), y)
-    live_rows = rows[rows.live.astype(bool)]
     for optimizer in [name for name in LOOKS if name in set(rows.optimizer)]:
-        chosen = rows[rows.optimizer == optimizer]
-        committed, live = (
-            chosen[~chosen.live.astype(bool)],
-            live_rows[live_rows.optimizer == optimizer],
-        )
-        name = LOOKS[optimizer][0]
-        drawn = shown.loc[shown.index.intersection(chosen.index)]
-        for _, run in drawn[~drawn.live.astype(bool) & (drawn.status == "diverged")].groupby(
-            "seed"
-        ):
-            line = curve(run, x, y)
-            axes.plot(
-                line.x / x_scale,
-                line["mean"],
-                **{**look(optimizer, None), "linewidth": 0.7, "markersize": 2},
-            )
+        of_optimizer = rows.optimizer == optimizer
+        committed = rows[of_optimizer & ~rows.live.astype(bool)]
+        live = rows[of_optimizer & rows.live.astype(bool)]
         if len(committed):
+            label = f"{LOOKS[optimizer][0]}, {seeds_text(committed)}"
             line = curve(committed[committed.status == "finished"], x, y)
-            axes.plot(
-                line.x / x_scale,
-                line["mean"],
-                **look(optimizer, f"{name}, {seeds_text(committed)}"),
-            )
-            axes.fill_between(
-                line.x / x_scale,
-                line.low,
-                line.high,
-                color=LOOKS[optimizer][1],
-                alpha=0.2,
-                linewidth=0,
-            )
+            draw_curve(axes, line, x_scale, look(optimizer, label))
+        diverged = shown[(shown.status == "diverged") & ~shown.live.astype(bool)]
+        for _, run in diverged[diverged.optimizer == optimizer].groupby("seed"):
+            draw_thin(axes, curve(run, x, y), x_scale, look(optimizer, None))
         if len(live):
-            line = curve(drawn[drawn.live.astype(bool)], x, y)
-            label = None if len(committed) else f"{name}, live"
-            axes.plot(
-                line.x / x_scale,
-                line["mean"],
-                **{**look(optimizer, label), "linewidth": 0.7, "markersize": 2},
-            )
-    if len(live_rows):
-        axes.plot(
-            [], [], color="0.3", linewidth=0.7, label=f"thin: live, seed {live_rows.seed.iloc[0]}"
-        )
-    if legend:
-        axes.legend()
+            label = None if len(committed) else f"{LOOKS[optimizer][0]}, live"
+            own = shown[(shown.optimizer == optimizer) & shown.live.astype(bool)]
+            draw_thin(axes, curve(own, x, y), x_scale, look(optimizer, label))
+    live = rows[rows.live.astype(bool)]
+    if len(live):
+        label = f"thin: live, seed {live.seed.iloc[0]}"
+        axes.plot([], [], color="0.3", linewidth=0.7, label=label)
 
 
-def within_range(rows: pd.DataFrame, y: str) -> pd.DataFrame:
-    """The rows without those of diverged runs from where y exceeds all that finished runs have, or is not finite."""
+def draw_thin(axes: Axes, line: Rows, x_scale: float, style: dict) -> None:
+    """One run as a thin line."""
+    axes.plot(line.x / x_scale, line["mean"], **{**style, "linewidth": 0.7, "markersize": 2})
+
+
+def draw_diverged(axes: Axes, rows: Rows, x: str, y: float, x_scale: float) -> None:
+    """A cross at the height y where each committed run that diverged ended.
+
+    Crosses of different optimizers differ in size, so that none hides another.
+    """
+    ended = rows[(rows.status == "diverged") & ~rows.live.astype(bool)]
+    for i, (optimizer, runs) in enumerate(ended.groupby("optimizer")):
+        ends = runs.groupby("seed")[x].last() / x_scale
+        cross = {"color": LOOKS[optimizer][1], "marker": "x", "linestyle": "none"}
+        axes.plot(ends, [y] * len(ends), markersize=14 / (1 + i), markeredgewidth=2, **cross)
+
+
+def within_range(rows: Rows, y: str) -> Rows:
+    """The rows without those of diverged runs from where they leave the range of finished runs.
+
+    That is where y exceeds all that finished runs have, or is not finite.
+    """
     highest = rows[rows.status == "finished"][y].max()
     beyond = (rows.status == "diverged") & ~(
         (rows[y] <= highest) | (np.isnan(highest) & np.isfinite(rows[y]))
@@ -141,7 +180,7 @@ def within_range(rows: pd.DataFrame, y: str) -> pd.DataFrame:
     return rows[~beyond.groupby([rows.live, rows.optimizer, rows.seed]).cummax()]
 
 
-def seeds_text(rows: pd.DataFrame) -> str:
+def seeds_text(rows: Rows) -> str:
     """'n = 3 seeds', 'n = 2 seeds, 1 of 3 diverged' or 'all 3 seeds diverged'."""
     seeds, finished = rows.seed.nunique(), rows[rows.status == "finished"].seed.nunique()
     if not finished:
@@ -150,154 +189,83 @@ def seeds_text(rows: pd.DataFrame) -> str:
     return f"n = {finished} seed{'s' * (finished != 1)}{diverged}"
 
 
-def loss_and_accuracy(rows: pd.DataFrame, number: int) -> Figure:
-    """Training loss and test accuracy against samples: ours above, the paper's Figure `number` below."""
-    drawing, axes = figure(columns=2, rows=2)
-    drawn = (("a", "loss", "training loss"), ("b", "test_accuracy", "test accuracy (%)"))
-    for ours, papers, (part, y, label) in zip(axes[:2], axes[2:], drawn, strict=True):
-        draw(ours, rows, "samples", y, x_scale=1e3, legend=part == "b")
-        ours.set(title="Ours", xlabel="samples (thousands)", ylabel=label)
-        draw_paper(papers, f"fig{number}{part}", paper_curves(f"fig{number}{part}"))
-        papers.set(
-            title=f"The paper's Figure {number}{part}", xlabel="samples (millions)", ylabel=label
-        )
-    for losses in (axes[0], axes[2]):
-        log_scale(losses)
-    return drawing
-
-
-def log_scale(axes: Axes) -> None:
-    """A logarithmic y axis; with numbers between its powers of ten if it has hardly one."""
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    if high < 10 * low:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5, 7)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("")
-
-
 def draw_paper(axes: Axes, name: str, curves: tuple[str, ...]) -> None:
     """The paper's digitised curves, each in the look of its optimizer."""
     for paper_name in sorted(curves, key=lambda curve: list(LOOKS).index(PAPER_NAMES[curve])):
         points = paper_curve(name, paper_name)
         optimizer = PAPER_NAMES[paper_name]
         axes.plot(points.x, points.y, **look(optimizer, f"{LOOKS[optimizer][0]} (paper)"))
-    axes.legend()
 
 
-def mark_freeze(axes: Axes, x: float, text: str) -> None:
-    """A vertical line at T_w."""
-    axes.axvline(x, color="0.4", linewidth=0.8, linestyle=(0, (5, 3)))
-    axes.annotate(
-        text,
-        (x, 0.98),
-        xycoords=("data", "axes fraction"),
-        xytext=(4, 0),
-        textcoords="offset points",
-        va="top",
-        fontsize=8,
-        color="0.3",
-    )
+# ---- panels that several figures have
 
 
-def freeze_step(rows: pd.DataFrame) -> int:
-    """T_w of the 1-bit Adam runs."""
-    return int(rows[rows.optimizer == "onebit_adam"].warmup_steps.iloc[0])
+def loss_by_samples(axes: Axes, rows: Rows, title: str = "Ours", y: str = "loss") -> None:
+    """A loss against samples."""
+    draw(axes, rows, "samples", y, x_scale=1e3)
+    axes.set(title=title, xlabel="samples (thousands)", ylabel=loss_label(y))
 
 
-def target(name: str) -> str:
-    """The make target of a file of experiments/: figure_04 -> figure-4, figure_zero_one_adam -> figure-zero-one-adam."""
-    kind, _, rest = name.partition("_")
-    return f"{kind}-{int(rest) if rest.isdigit() else rest.replace('_', '-')}"
+def loss_by_volume(axes: Axes, rows: Rows, y: str = "loss") -> None:
+    """A loss against the bytes that a worker has sent."""
+    draw(axes, rows, "bytes_sent", y, x_scale=1e6)
+    axes.set(title="Ours, by volume", ylabel=loss_label(y))
+    volume_axis(axes)
 
 
-def load_figure(name: str) -> ModuleType:
-    """The module experiments/<name>.py, e.g. figure_04."""
-    path = ROOT / "experiments" / f"{name}.py"
-    if not path.exists():
-        there = ", ".join(
-            sorted(
-                p.stem
-                for kind in ("figure", "sweep", "table")
-                for p in path.parent.glob(f"{kind}_*.py")
-            )
-        )
-        raise ValueError(f"there is no experiment {name!r}; there are {there}")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def loss_label(column: str) -> str:
+    return {"loss": "training loss", "validation_loss": "validation loss"}[column]
 
 
-def save(
-    module: ModuleType, name: str, profile: str, root: Path, live_root: Path | None = None
-) -> Path:
-    """Draw plot(rows) of the committed runs under `root`, and of live ones under `live_root`, to figures/<name>.png and .pdf.
+def loss_and_accuracy(rows: Rows, number: int, chance: float) -> Drawing:
+    """Training loss and test accuracy against samples: ours above, the paper's Figure below.
 
-    A live run may have read other data than the committed ones, such as another Python's documentation.
+    chance: the accuracy, in %, at which a run that diverged is marked.
     """
-    records = load_records(root, module.EXPERIMENT, profile, module.OPTIMIZERS)
-    live = (
-        load_records(live_root, module.EXPERIMENT, profile, module.OPTIMIZERS) if live_root else []
-    )
-    for group in (records, live):
-        require_alike(group)
-    require_alike(records + live, apart_from=("corpus_sha256", "data"))
-    frames = [load_rows(found, live=found is live) for found in (records, live) if found]
-    if not frames:
-        raise no_runs(name, module.EXPERIMENT, profile, root)
-    rows = pd.concat(frames, ignore_index=True)
-    drawing = module.plot(rows)
-    path = (live_root or root) / "figures" / (name if profile == "laptop" else f"{name}_{profile}")
-    told = getattr(module, "caption", caption)(rows, records + live)
-    return write(drawing, " ".join(filter(None, (told, getattr(module, "NOTE", "")))), path)
+    drawing, axes = canvas(4)
+    drawn = (("a", "loss", "training loss"), ("b", "test_accuracy", "test accuracy (%)"))
+    for ours, papers, (part, y, label) in zip(axes[:2], axes[2:], drawn, strict=True):
+        draw(ours, rows, "samples", y, x_scale=1e3)
+        ours.set(title=f"Ours: {label}", xlabel="samples (thousands)", ylabel=label)
+        draw_paper(papers, f"fig{number}{part}", paper_curves(f"fig{number}{part}"))
+        papers.set(
+            title=f"The paper's Figure {number}{part}", xlabel="samples (millions)", ylabel=label
+        )
+    draw_diverged(axes[1], rows, "samples", chance, x_scale=1e3)
+    for losses in (axes[0], axes[2]):
+        log_scale(losses)
+    legend(drawing, axes[0])
+    return drawing
 
 
-def no_runs(name: str, experiment: str, profile: str, root: Path) -> FileNotFoundError:
-    remedy = (
-        f"plan-{target(name)} PROFILE=paper says how to launch"
-        if profile == "paper"
-        else f"reproduce-{target(name)} PROFILE={profile} makes"
-    )
-    return FileNotFoundError(
-        f"no finished runs of {experiment}, profile {profile}, under {root}: make {remedy} them"
-    )
+# ---- files
 
 
-def write(drawing: Figure, text: str, path: Path) -> Path:
-    """The figure over its caption, as path.png and .pdf; returns the former."""
-    drawing.text(
-        0.01,
-        -0.01,
-        "\n".join(textwrap.wrap(text, int(15.5 * drawing.get_figwidth()))),
-        va="top",
-        fontsize=8,
-        color="0.25",
-    )
+def write(drawing: Drawing, text: str, path: Path) -> Path:
+    """The figure over its caption, as path.png and .pdf; returns the former.
+
+    Both carry the fingerprint of what is drawn. They carry no dates, so that the same CSV gives the
+    same files.
+    """
+    add_caption(drawing, text)
+    mark = fingerprint(drawing)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Without dates in them, the same CSV gives the same files.
     drawing.savefig(
-        path.with_suffix(".png"), dpi=150, bbox_inches="tight", metadata={"Software": None}
+        path.with_suffix(".png"),
+        dpi=150,
+        bbox_inches="tight",
+        metadata={"Software": None, "Description": mark},
     )
     drawing.savefig(
         path.with_suffix(".pdf"),
         bbox_inches="tight",
-        metadata={"CreationDate": None, "ModDate": None},
+        metadata={"CreationDate": None, "ModDate": None, "Subject": mark},
     )
     plt.close(drawing)
     return path.with_suffix(".png")
 
 
-def main(file: str, save: Callable = save) -> None:
-    """Redraw the figure, or write the table, of an experiments file from the committed CSV."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--profile", default="laptop", choices=PROFILES)
-    parser.add_argument(
-        "--results", type=Path, default=RESULTS, help="the folder that holds runs/ and figures/"
-    )
-    options = parser.parse_args()
-    name = Path(file).stem
-    try:
-        print(save(load_figure(name), name, options.profile, options.results))
-    except (FileNotFoundError, ValueError) as error:
-        raise SystemExit(f"error: {error}") from None
+def add_caption(drawing: Drawing, text: str) -> None:
+    """The caption below the panels."""
+    wrapped = textwrap.wrap(text, int(15.5 * drawing.get_figwidth()))
+    drawing.text(0.01, -0.01, "\n".join(wrapped), va="top", fontsize=8, color="0.25")

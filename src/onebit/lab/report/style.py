@@ -1,8 +1,9 @@
 """How each optimizer looks, the same in every figure."""
 
-POINTS = 100  # each point of a curve averages 1% of the steps, if so many are recorded
+POINTS = 100  # each point of a curve averages 1% of the steps, if as many steps are recorded
 
-# Label, colour of Okabe and Ito's palette, line, marker. In a figure no two have one colour; lines and markers tell all apart.
+# Label, colour of Okabe and Ito's palette, line, marker. No two optimizers of a figure share a
+# colour; lines and markers tell all of them apart.
 LOOKS = {
     "adam": ("Adam", "#0072B2", "-", "o"),
     "onebit_adam": ("1-bit Adam", "#D55E00", "--", "s"),
@@ -51,7 +52,7 @@ PAPER_NAMES = {
 
 
 def look(optimizer: str, label: str | None) -> dict:
-    """The line of an optimizer."""
+    """The look of an optimizer's line, as arguments of `Axes.plot`."""
     _, colour, line, marker = LOOKS[optimizer]
     return {
         "color": colour,

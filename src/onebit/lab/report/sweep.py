@@ -1,31 +1,30 @@
-"""What the sweeps share: 1-bit Adam with one option varied, on the task of Figure 4. The papers have nothing like it, so nothing is judged.
-
-A sweep is a file experiments/sweep_NAME.py: as a figure, and VARIANTS says how each optimizer but Adam is called there, in order.
-"""
+"""The drawing of a sweep: 1-bit Adam with one option varied, as a difference from Adam."""
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
-from onebit.lab.claims.bert import MARGIN, loss_gap
-from onebit.lab.claims.claim import TAIL
-from onebit.lab.claims.judge import LEVEL, mean_interval
+from onebit.lab.claims.bert import MARGIN
+from onebit.lab.claims.statistics import finished, loss_gap, mean_interval
 from onebit.lab.report import figure as figures
-from onebit.lab.report.captions import describe
-from onebit.lab.report.style import LOOKS
+from onebit.lab.report.style import LOOKS, POINTS
+from onebit.lab.report.style import look as known_look
 from onebit.lab.runs.load import at_common_seeds
 
 LINES, MARKERS = ("-", "--", "-.", ":"), "vP<X>d"
+Rows = pd.DataFrame
 
 
-def look(optimizer: str, variants: dict[str, str], label: str | None) -> dict:
-    """As in every figure, for an optimizer that others show too; the rest from light to dark, which print shows as well."""
+def look(optimizer: str, labels: dict[str, str], label: str | None) -> dict:
+    """The look of an optimizer that other figures show too is theirs.
+
+    The rest goes from light to dark, which print shows as well.
+    """
     if optimizer in LOOKS:
-        return figures.look(optimizer, label)
-    own = [name for name in variants if name not in LOOKS]
+        return known_look(optimizer, label)
+    own = [name for name in labels if name not in LOOKS]
     i = own.index(optimizer)
     return {
         "color": matplotlib.colormaps["cividis"](0.9 * (1 - i / max(len(own) - 1, 1))),
@@ -38,64 +37,76 @@ def look(optimizer: str, variants: dict[str, str], label: str | None) -> dict:
     }
 
 
-def plot(rows: pd.DataFrame, variants: dict[str, str], option: str) -> Figure:
-    """The loss against samples, then the last TAIL's difference from Adam's by variant and, where it is not one and the same, by volume."""
+def plot(rows: Rows, labels: dict[str, str], option: str) -> figures.Drawing:
+    """The loss's difference from Adam's: by samples, by variant and, where it varies, by volume.
+
+    Args:
+        rows: of committed runs.
+        labels: what the figure calls each variant, by method.
+        option: what varies.
+    """
     if rows.live.any():
-        raise ValueError("a sweep is drawn from committed runs only: leave --live out")
-    rows = at_common_seeds(rows, ("adam", *variants))
-    volumes = {name: megabytes(rows, name) for name in variants}
-    apart = len({round(volume, 2) for volume in volumes.values()}) > 1
-    drawing, (curves, gaps, *by_volume) = figures.figure(columns=2 + apart)
-    for name, label in {"adam": "Adam", **variants}.items():
-        chosen = rows[rows.optimizer == name]
-        if len(chosen):
-            line = figures.curve(chosen[chosen.status == "finished"], "samples", "loss")
-            own = look(name, variants, f"{label}, {figures.seeds_text(chosen)}")
-            curves.plot(line.x / 1e3, line["mean"], **own)
-            curves.fill_between(
-                line.x / 1e3, line.low, line.high, color=own["color"], alpha=0.2, linewidth=0
-            )
-    curves.set(xlabel="samples (thousands)", ylabel="training loss")
-    curves.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=2,
-        fontsize=7,
-        handlelength=3,
-        columnspacing=1,
-        borderpad=0,
-    )
-    for i, name in enumerate(variants):
-        draw_gaps(gaps, i, rows, name, variants)
+        raise ValueError("A sweep is drawn from committed runs only: leave --live out.")
+    rows = at_common_seeds(rows, ("adam", *labels))
+    volumes = {name: megabytes(rows, name) for name in labels}
+    by_volume_differs = len({round(volume, 2) for volume in volumes.values()}) > 1
+    drawing, (curves, gaps, *by_volume) = figures.canvas(2 + by_volume_differs)
+    for name, label in {"adam": "Adam", **labels}.items():
+        draw_gap_curve(curves, rows, name, look(name, labels, label))
+    curves.set(title="During training", xlabel="samples (thousands)", ylabel="loss, against Adam's")
+    for i, name in enumerate(labels):
+        draw_gaps(gaps, i, rows, name, labels)
         for axes in by_volume:
-            draw_gaps(axes, volumes[name], rows, name, variants)
-    gaps.set_xticks(range(len(variants)), list(variants.values()), rotation=20, ha="right")
-    gaps.set(xlabel=option, ylabel="loss, against Adam's")
+            draw_gaps(axes, volumes[name], rows, name, labels)
+    gaps.set_xticks(range(len(labels)), list(labels.values()), rotation=20, ha="right")
+    gaps.set(title="At the end", xlabel=option, ylabel="loss, against Adam's")
     for axes in by_volume:
-        axes.set(xlabel="bytes sent by a worker (MB, log scale)", xscale="log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    for axes in (gaps, *by_volume):
+        axes.set(title="At the end, by volume", ylabel="loss, against Adam's")
+        figures.volume_axis(axes)
+    for axes in (curves, gaps, *by_volume):
         axes.axhspan(-MARGIN, MARGIN, color="0.9", zorder=0)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    figures.legend(drawing, curves)
     return drawing
 
 
-def megabytes(rows: pd.DataFrame, optimizer: str) -> float:
-    """Sent by a worker in a whole run; nan if none finished."""
-    return rows[(rows.optimizer == optimizer) & (rows.status == "finished")].bytes_sent.max() / 1e6
+def megabytes(rows: Rows, optimizer: str) -> float:
+    """What a worker has sent in a whole run, in MB; nan if none finished."""
+    return finished(rows, optimizer).bytes_sent.max() / 1e6
 
 
-def draw_gaps(
-    axes: Axes, x: float, rows: pd.DataFrame, optimizer: str, variants: dict[str, str]
-) -> None:
+def gap_curve(rows: Rows, optimizer: str, points: int = POINTS) -> Rows:
+    """The loss of an optimizer against Adam's, in blocks of steps, over the seeds of finished runs.
+
+    Columns: x in samples, and the mean, lowest and highest of loss / Adam's loss - 1.
+    """
+    adam, own = (finished(rows, name) for name in ("adam", optimizer))
+    losses = [
+        run.groupby([((run.step - 1) * points // run.total_steps).rename("block"), "seed"])[
+            ["samples", "loss"]
+        ].mean()
+        for run in (adam, own)
+    ]
+    gap = (losses[1].loss / losses[0].loss - 1).dropna().groupby("block")
+    x = losses[1].samples.groupby("block").mean()
+    return pd.DataFrame({"x": x, "mean": gap.mean(), "low": gap.min(), "high": gap.max()})
+
+
+def draw_gap_curve(axes: Axes, rows: Rows, optimizer: str, style: dict) -> None:
+    """The curve of one variant; the legend says how many of its seeds finished."""
+    chosen = rows[rows.optimizer == optimizer]
+    if len(chosen):
+        label = f"{style['label']}, {figures.seeds_text(chosen)}"
+        figures.draw_curve(axes, gap_curve(rows, optimizer), 1e3, {**style, "label": label})
+
+
+def draw_gaps(axes: Axes, x: float, rows: Rows, optimizer: str, labels: dict[str, str]) -> None:
     """A small dot for each seed that finished with both, the mean and its interval beside them."""
     values = loss_gap(optimizer)(rows)
     values = values[np.isfinite(values)].to_numpy()
     if not len(values) or np.isnan(x):
         return
-    own = look(optimizer, variants, None)
+    own = look(optimizer, labels, None)
     interval = mean_interval(values)
     axes.plot([x] * len(values), values, ".", color=own["color"], markersize=4, alpha=0.7)
     bar = (
@@ -111,16 +122,4 @@ def draw_gaps(
         marker=own["marker"],
         markersize=7,
         capsize=4,
-    )
-
-
-def caption(rows: pd.DataFrame, records: list[dict]) -> str:
-    """What was run and what is shown."""
-    first = records[0]
-    return (
-        f"Seeds that all have run. Left: their mean, band: lowest to highest. Beside it: the mean loss of the last {TAIL:.0%} of "
-        f"the steps, its difference from Adam's, paired by seed; a dot is a seed, the bar the mean with its {LEVEL:.0%} interval, grey what claim "
-        f"C1 counts as no difference (±{MARGIN:.0%}). Runs that diverged are counted in the legend only. Profile {first['profile']}: "
-        f"{describe(first)}, {first['config']['batch']:,} samples a step, {first['total_steps']:,} steps; all but the option shown as in "
-        f"Figure 4. The papers do not show this."
     )

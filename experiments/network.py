@@ -1,0 +1,151 @@
+"""Slow networks: the exchange alone and the training of a BERT, against the bandwidth.
+
+    python experiments/network.py             redraw the figure from results/speed/network.csv
+    python experiments/network.py --measure   measure what the CSV lacks; needs root; 60 minutes
+
+Clusters of 2 and 4 network namespaces, with gloo and Open MPI, from 50 Mbit/s to 10 Gbit/s and
+without a limit: the bandwidths of the paper's Figure 9. Every case is written as soon as it is
+measured, so a sweep that was stopped goes on where it was; --fresh starts anew.
+"""
+
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+
+from onebit.lab.bench import bars as results
+from onebit.lab.bench.network import contenders, sweep
+from onebit.lab.bench.network.sweep import UNLIMITED, Case, Sizes
+from onebit.lab.report import figure as figures
+from onebit.lab.runs import measurements as measured
+
+NAME = "network"
+RATES = (UNLIMITED, 10000.0, 3000.0, 1000.0, 500.0, 200.0, 100.0, 50.0)  # the quickest first
+LABELS = {
+    "compressed": "1-bit exchange",
+    "all_reduce_fp16": "all_reduce, fp16",
+    "onebit_adam": "1-bit Adam",
+    "onebit_lamb": "1-bit LAMB",
+    "zero_one_adam": "0/1 Adam",
+    "local_adam": "local Adam",
+    "ddp_fp16": "DDP, fp16 hook",
+    "ddp_powersgd": "DDP, PowerSGD hook",
+}
+UNLIMITED_AT = 3e4  # Mbit/s, where the figure shows what has no limit
+
+
+def cases(options):
+    """Exchanges with both backends, training with gloo, which PyTorch's hooks need."""
+    backends = {"exchange": options.backends, "training": ["gloo"]}
+    return [
+        Case(part, backend, hosts, options.per_host, rate)
+        for rate, part in product(options.rates, options.parts)
+        for backend, hosts in product(backends[part], options.hosts)
+    ]
+
+
+def measure(options):
+    """Measure the cases that the CSV lacks, and write it after each."""
+    sizes = Sizes(options.elements, tuple(options.model), options.rounds)
+    config = asdict(sizes)
+    rows = rows_so_far(options, config)
+    wanted = [case for case in cases(options) if not sweep.is_measured(case, rows)]
+    for i, case in enumerate(wanted, 1):
+        rows += sweep.measure_case(case, sizes)
+        results.write(options.results, NAME, rows, config)
+        told = ", ".join(f"{k}: {v}" for k, v in asdict(case).items())
+        print(f"{i} of {len(wanted)} measured: {told}", flush=True)
+
+
+def rows_so_far(options, config):
+    """Those of an earlier call with the same sizes; ValueError if it had others."""
+    try:
+        rows, facts = results.read(options.results, NAME)
+    except FileNotFoundError:
+        return []
+    if options.fresh:
+        return []
+    before = {name: tuple(v) if isinstance(v, list) else v for name, v in facts["config"].items()}
+    if before != config:
+        raise ValueError(f"the CSV was measured with {before}, not {config}: use these or --fresh")
+    return rows.to_dict("records")
+
+
+def plot(rows):
+    """For each part and number of hosts, how many times as fast as the rival."""
+    groups = list(rows.groupby(["part", "hosts"]))
+    drawing, panels = figures.figure(columns=len(groups))
+    for axes, ((part, hosts), chosen) in zip(panels, groups, strict=True):
+        rival = contenders.RIVALS[part]
+        for look, (name, backend) in enumerate(product(LABELS, sorted(set(chosen.backend)))):
+            curve = chosen[(chosen.contender == name) & (chosen.backend == backend)]
+            if len(curve):
+                draw(axes, curve, look % len(results.LOOKS), f"{LABELS[name]}, {backend}")
+        axes.axhline(1.0, color="0.4", linewidth=0.8)
+        axes.set(
+            title=f"{part}, {hosts} hosts",
+            xlabel="Mbit/s (log scale; at the right: no limit)",
+            ylabel=f"time of {rival} / time",
+            xscale="log",
+            yscale="log",
+        )
+        axes.legend(fontsize=6)
+    return drawing
+
+
+def draw(axes, rows, look, label):
+    rows = rows.assign(x=rows.rate_mbit.replace(UNLIMITED, UNLIMITED_AT)).sort_values("x")
+    colour, line, marker = results.LOOKS[look]
+    gain = 1 / rows.ratio
+    axes.plot(rows.x, gain, color=colour, linestyle=line, marker=marker, markersize=4, label=label)
+    axes.fill_between(
+        rows.x, 1 / rows.ratio_high, 1 / rows.ratio_low, color=colour, alpha=0.2, linewidth=0
+    )
+
+
+def note(root: Path) -> str:
+    try:
+        rows, facts = results.read(root, NAME)
+    except FileNotFoundError:
+        return ""
+    config = facts["config"]
+    vocabulary, width, layers, samples, tokens = config["model"]
+    return (
+        f"Hosts are network namespaces on one machine, {int(rows.per_host.max())} rank on each, "
+        "one thread a rank; tc tbf limits what leaves a host, and with more than two hosts what it "
+        f"receives. Exchange: of a vector of {results.size_text(config['elements'])} float32; the "
+        "rival is the library's own all_reduce, of Open MPI its ring. Training: a BERT of "
+        f"{layers} layers, width {width}, vocabulary {vocabulary}, {samples} x {tokens} tokens a "
+        "rank and step; the rival is DistributedDataParallel with fused Adam. 0/1 Adam and local "
+        f"Adam exchange every {contenders.PERIOD} steps. Bytes are checked at the interfaces."
+    )
+
+
+def main():
+    made = results.parser(__doc__, rounds=5)
+    add, positive = made.add_argument, measured.positive
+    add("--parts", nargs="+", choices=contenders.RIVALS, default=list(contenders.RIVALS))
+    add("--backends", nargs="+", choices=("gloo", "mpi"), default=["gloo", "mpi"])
+    add("--hosts", type=positive(int), nargs="+", default=[2, 4])
+    add("--per-host", type=positive(int), default=1, help="ranks on a host")
+    add("--rates", type=float, nargs="+", default=RATES, help="Mbit/s; 0: no limit")
+    add("--elements", type=positive(int), default=16 * results.M, help="of the exchanged vector")
+    add(
+        "--model",
+        type=positive(int),
+        nargs=5,
+        default=(8192, 256, 4, 8, 64),
+        metavar=("VOCABULARY", "WIDTH", "LAYERS", "SAMPLES", "TOKENS"),
+    )
+    add("--fresh", action="store_true", help="measure everything anew")
+    quick = {"elements": 2**16, "model": (64, 64, 1, 2, 8), "rounds": 1, "rates": (1000.0, 0.0)}
+    options = measured.parse(made, quick={**quick, "hosts": [2]})
+    if options.measure:
+        try:
+            measure(options)
+        except (RuntimeError, ValueError) as error:
+            raise SystemExit(f"error: {error}") from None
+    results.conclude(NAME, options.results, plot, note=note(options.results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""One rank's state and its steps with the kernels of any module, on shapes that meet every edge of
+a word and a block.
+"""
+
+import importlib
+
+import pytest
+import torch
+
+from onebit.kernels.torch_ops import Terms
+from onebit.layout import BLOCK, Layout
+
+TYPES = (torch.float32, torch.float64)
+SHAPES = {
+    "one element": [(1,)],
+    "a scalar and nothing": [(), (0,)],
+    "around a word": [(63,), (64,), (65,)],
+    "around a block": [(BLOCK - 1,), (BLOCK,), (BLOCK + 1,)],
+    "odd and larger": [(100003,), (3, 5, 7)],
+    "many": [(1 + 37 * i % 101,) for i in range(60)] + [(70, 70), (0, 3)],
+}
+MASKS = {
+    "all": lambda real: None,
+    "random": lambda real: real & (torch.rand(len(real)) < 0.7),
+    "whole blocks": lambda real: real & (torch.arange(len(real)) // BLOCK % 2 == 1),
+    "none": lambda real: torch.zeros_like(real),
+}
+
+
+def module(name):
+    if name == "cpu":
+        pytest.importorskip("numba", exc_type=ImportError)
+    return importlib.import_module(f"onebit.kernels.{name}")
+
+
+class Worker:
+    """The state of one rank out of several that compress the same gradients, and steps of it
+    with some module's kernels.
+    """
+
+    def __init__(self, shapes, ranks=1, dtype=torch.float32, mask="all", rank=0):
+        torch.manual_seed(len(shapes) + ranks)
+        self.layout = Layout(shapes, ranks)
+        self.dtype, self.numbers = dtype, [0.1 + 0.01 * i for i in range(len(shapes))]
+        self.partition = self.layout.worker_partition(MASKS[mask](self.layout.real))
+        self.chunk = self.layout.server_partition(rank, self.partition)
+        self.rank = rank
+        self.variance = torch.rand(self.layout.size, dtype=dtype).square_() * self.layout.real
+        self.parameters = [torch.randn(shape, dtype=dtype) for shape in shapes]
+        self.gradients = [[torch.randn(shape, dtype=dtype) for shape in shapes] for _ in range(3)]
+        self.worker = (
+            torch.zeros(self.layout.size, dtype=dtype),
+            torch.zeros(len(self.partition.lengths), dtype=dtype),
+        )
+        self.server = (
+            torch.zeros(self.layout.chunk, dtype=dtype),
+            torch.zeros(len(self.chunk.lengths), dtype=dtype),
+        )
+        self.momentum, self.exp_avg = None, torch.zeros(self.layout.size, dtype=dtype)
+
+    def step(self, kernels, gradients):
+        """One step of all four kernels. Returns everything that they wrote."""
+        measured = kernels.measure(self.partition, gradients)
+        terms = Terms(gradients, self.numbers, self.momentum, [0.9 - x for x in self.numbers])
+        (vector, scales), (server_vector, server_scales) = self.worker, self.server
+        payload, scales = kernels.compress(self.partition, terms, vector, scales, vector)
+        received = torch.stack(
+            [payload[self.rank]] * self.layout.ranks
+        )  # ranks whose scales differ
+        bits = self.partition.row_elements // 8
+        factors = torch.arange(1, self.layout.ranks + 1, dtype=self.dtype)[:, None]
+        received[:, bits:] = (received[:, bits:].clone().view(self.dtype) * factors).view(
+            torch.uint8
+        )
+        answer, server_scales = kernels.average(
+            self.chunk, received, server_vector, server_scales, server_vector
+        )
+        decays, epsilons = [1 - 1e-3 * x for x in self.numbers], [1e-8] * len(self.numbers)
+        kernels.update(
+            self.partition, self.parameters, self.variance, payload, decays, self.numbers, epsilons
+        )
+        self.worker, self.server, self.momentum = (
+            (vector, scales),
+            (server_vector, server_scales),
+            payload,
+        )
+        written = [
+            measured,
+            payload,
+            scales,
+            vector,
+            answer,
+            server_scales,
+            server_vector,
+            *self.parameters,
+        ]
+        return [tensor.clone() for tensor in written]
+
+    def warmup_step(self, kernels, gradients):
+        """One step of uncompressed Adam. Returns everything that it wrote."""
+        flat = self.partition.zeros(self.dtype)
+        for view, gradient in zip(self.layout.views(flat), gradients):
+            view.copy_(gradient)
+        decays, steps, roots = (
+            [1 - x for x in self.numbers],
+            [0.01 * x for x in self.numbers],
+            [1 + x for x in self.numbers],
+        )
+        betas = [1 - x / 10 for x in self.numbers]
+        kernels.adam(
+            self.partition,
+            self.parameters,
+            flat,
+            self.exp_avg,
+            self.variance,
+            decays,
+            betas,
+            decays,
+            steps,
+            self.numbers,
+            roots,
+        )
+        written = [self.exp_avg, self.variance, *self.parameters]
+        return [tensor.clone() for tensor in written]
+
+    def steps(self, kernels):
+        """Three steps; with the second the error counts, with the third it is that of a
+        step with momentum. Then one without compression.
+        """
+        written = [
+            tensor for gradients in self.gradients for tensor in self.step(kernels, gradients)
+        ]
+        return written + self.warmup_step(kernels, self.gradients[0])
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for i, (x, y) in enumerate(zip(found, expected)):
+        assert x.dtype == y.dtype and torch.equal(x, y), (
+            f"result {i}: {int((x != y).sum())} of {x.numel()} differ"
+        )

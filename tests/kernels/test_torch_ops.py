@@ -1,0 +1,46 @@
+"""Packed signs and sums of `torch_ops`, beside NumPy's."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.cases import more
+
+from onebit.kernels import torch_ops
+from onebit.layout import ALIGNMENT, Layout
+
+
+@pytest.mark.parametrize("n", [0, 1000, 4096, *more(8, 64)])
+def test_packed_signs_are_numpys_little_endian_bits(n):
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n))
+    x[::5] = 0.0
+    x[1::5] = -0.0
+    bits = torch_ops.pack_signs(x)
+    np.testing.assert_array_equal(bits.numpy(), np.packbits(x.numpy() >= 0, bitorder="little"))
+    if n % ALIGNMENT == 0:
+        scaled = torch_ops.scaled_signs(bits, torch.tensor([2.5]), torch.tensor([n]))
+        assert torch.equal(scaled, torch.where(x >= 0, 2.5, -2.5))
+
+
+def test_sums_do_not_depend_on_the_number_of_threads():
+    layout = Layout([(ALIGNMENT * 1234,), (0,), (ALIGNMENT * 3766 - 5,)], 3)
+    partition = layout.worker_partition()
+    x = torch.randn(layout.size, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    try:
+        sums = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            sums.append(
+                torch_ops.group_sums(partition, torch_ops.block_sums(partition, x, square=False))
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*sums) and sums[0][1] == 0
+    parts = x.double().split(layout.lengths.tolist())
+    torch.testing.assert_close(
+        sums[0], torch.stack([part.sum() for part in parts]), rtol=1e-12, atol=1e-10
+    )
+    squares = torch_ops.group_sums(partition, torch_ops.block_sums(partition, x))
+    torch.testing.assert_close(
+        squares, torch.stack([part.square().sum() for part in parts]), rtol=1e-12, atol=0
+    )
