@@ -50,7 +50,7 @@ def measure(options):
     rows = rows_so_far(options, config)
     wanted = [case for case in cases(options) if not sweep.is_measured(case, rows)]
     for i, case in enumerate(wanted, 1):
-        rows += sweep.measure_case(case, sizes, __file__)
+        rows += sweep.measure_case(case, sizes)
         results.write(options.results, NAME, rows, config)
         told = ", ".join(f"{k}: {v}" for k, v in asdict(case).items())
         print(f"{i} of {len(wanted)} measured: {told}", flush=True)
@@ -137,11 +137,8 @@ def main():
         metavar=("VOCABULARY", "WIDTH", "LAYERS", "SAMPLES", "TOKENS"),
     )
     add("--fresh", action="store_true", help="measure everything anew")
-    add("--as-rank", nargs=2, metavar=("CASE", "FILE"), help="used by the experiment itself")
     quick = {"elements": 2**16, "model": (64, 64, 1, 2, 8), "rounds": 1, "rates": (1000.0, 0.0)}
     options = measured.parse(made, quick={**quick, "hosts": [2]})
-    if options.as_rank:
-        return sweep.rank_main(*sweep.from_text(options.as_rank[0]), Path(options.as_rank[1]))
     if options.measure:
         try:
             measure(options)

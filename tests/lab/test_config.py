@@ -70,6 +70,26 @@ def test_a_choice_of_communication_changes_nothing_else():
     assert all(callable(get_class(config.comm["_target_"])) for config in configs)
 
 
+@pytest.mark.parametrize("experiment", ["figure_04", "table_02", "glue_rte"])
+@pytest.mark.parametrize(("profile", "steps"), [("smoke", 5), ("laptop", 400), ("paper", 997)])
+def test_steps_is_the_total_number_of_steps_and_scales_the_rest(experiment, profile, steps):
+    """All phases together have so many; T_w and the rate's schedule keep the paper's proportion."""
+    paper = composed([f"experiment={experiment}", "profile=paper"])
+    config = composed([f"experiment={experiment}", f"profile={profile}", f"steps={steps}"])
+    assert sum(phase.steps for phase in config.phases.values()) == steps
+    for name, phase in config.phases.items():
+        theirs = paper.phases[name]
+        assert abs(phase.steps - theirs.steps / phase.lr.stretch) <= 1
+        assert abs(phase.warmup - theirs.warmup / phase.lr.stretch) <= 1
+
+
+@pytest.mark.parametrize("steps", ["0", "1.5", "abc", "2"])
+def test_a_number_of_steps_that_cannot_be_is_refused(steps):
+    """Each phase has at least one, and with two steps one of them would have too many."""
+    with pytest.raises(ValueError, match="steps is the total number|choose steps=3"):
+        composed(["experiment=table_02", f"steps={steps}"])
+
+
 def test_an_experiment_differs_between_profiles_in_scale_only():
     """Every number of steps, and every length, is the paper's over one factor.
 
@@ -81,16 +101,16 @@ def test_an_experiment_differs_between_profiles_in_scale_only():
             config = composed([f"experiment={experiment}", f"profile={profile}"])
             for name, phase in config.phases.items():
                 theirs = paper.phases[name]
-                assert phase.steps == max(1, round(theirs.steps / config.scale.steps))
-                assert phase.warmup == max(1, round(theirs.warmup / config.scale.steps))
+                assert phase.steps == max(1, round(theirs.steps / config.scale.steps_divisor))
+                assert phase.warmup == max(1, round(theirs.warmup / config.scale.steps_divisor))
                 assert phase.get("length", 1) == theirs.get("length", 1) / config.scale.get(
-                    "length", 1
+                    "length_divisor", 1
                 )
                 unscaled = {
                     key: value for key, value in phase.lr.items() if key not in ("peak", "stretch")
                 }
                 assert unscaled == {key: theirs.lr[key] for key in unscaled}
-                assert phase.lr.stretch == config.scale.steps
+                assert phase.lr.stretch == config.scale.steps_divisor
             scaled = ("betas", "warmup", "max_grad_norm")
             assert {k: v for k, v in config.optimizer.items() if k not in scaled} == {
                 k: v for k, v in paper.optimizer.items() if k not in scaled
@@ -169,6 +189,7 @@ def test_no_weight_decay_on_biases_and_layer_norms():
         ("sede=3", "seed"),
         ("phases.seq128.warmups=3", "phases.seq128.warmup"),
         ("optimizer.beta=3", "optimizer.betas"),
+        ("scale.steps_divisor=3", "scale.steps_divisor"),
         ("warmup_step=3", "warmup_steps"),
         ("checkpoint-every=3", "checkpoint_every"),
         ("--seed=3", "seed=3"),

@@ -29,7 +29,7 @@ def options(cache, tmp_path):
         "profile=smoke",
         "experiment=figure_06",
         "task.model.width=4",
-        "scale.steps=490",
+        "scale.steps_divisor=490",
         "evaluate_every=6",
         "progress=false",
         "checkpoint_every=5",
@@ -118,7 +118,7 @@ def test_a_run_learns_what_it_is_evaluated_by(options, tmp_path):
             "run",
             "workers=1",
             "optimizer=momentum_sgd",
-            "scale.steps=100",
+            "scale.steps_divisor=100",
             "task.model.width=8",
             "evaluate_every=98",
         )

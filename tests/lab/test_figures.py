@@ -56,9 +56,8 @@ def drawings(root):
 
 def test_every_optimizer_is_in_the_legend_with_its_seeds(drawings):
     for name, (module, drawing) in drawings.items():
-        legend = next(axes.get_legend() for axes in drawing.axes if axes.get_legend())
         labels = [LOOKS[optimizer][0] for optimizer in module.optimizers]
-        found = [text.get_text() for text in legend.get_texts()]
+        found = legend_of(drawing)[: len(labels)]
         assert found == [f"{label}, n = 3 seeds" for label in labels], name
 
 

@@ -108,7 +108,7 @@ def test_momentum_scaling_keeps_small_tensors_apart_from_large_ones(scale):
     if scale == "fused":
         torch.testing.assert_close(scaled, scaled[:1].expand(500), rtol=1e-6, atol=0)
         assert (
-            len(run.optimizer._parts[0].allreduce.compressor.partition.piece_lengths[0]) == 1
+            len(run.optimizer._run.buckets[0].allreduce.compressor.partition.piece_lengths[0]) == 1
         )  # one scale
     else:
         assert numbers(run, "scaling") == [1.0, 1.0]
@@ -143,7 +143,7 @@ def test_coordinates_without_gradient_change_nothing_for_the_others(ranks, scale
             for p, size in zip(params, (1.0, 1e-3)):
                 p.grad = torch.cat([size * torch.randn(64, generator=generator), torch.zeros(dead)])
             optimizer.step()
-        (part,) = optimizer._parts
+        (part,) = optimizer._run.buckets
         assert not any(p[64:].any() for p in params)
         return [p[:64].detach() for p in params] + [part.coefficient, part.ratio, part.scaling]
 

@@ -163,12 +163,12 @@ def verdict(found: list[Answer]) -> str:
     best = max((answer for answer in found if answer.optimizer != RIVAL), key=lambda a: a.speedup)
     if best.pays:
         return (
-            f"It pays: with {best.optimizer} training takes 1/{best.speedup:.2f} of AdamW's time. "
+            f"It pays: with {best.optimizer} training takes 1/{best.speedup:.2f} of AdamW's time.\n"
             f"What takes a day with AdamW takes {24 - best.hours_saved:.1f} hours."
         )
     return (
-        f"It does not pay: {best.optimizer} would be {best.speedup:.2f} times as fast as AdamW, "
-        f"and a change is worth while from {PAYS} on; that is so up to {limit(best)}."
+        f"It does not pay: {best.optimizer} would be {best.speedup:.2f} times as fast as AdamW.\n"
+        f"A change is worth while from {PAYS} on; that is so up to: {limit(best)}."
     )
 
 

@@ -1,6 +1,6 @@
-"""A sweep over clusters and rates: its cases, what the ranks of one measure, and the rows so far.
+"""A sweep over clusters and rates: its cases, and what the ranks of one measure.
 
-A case that is in the CSV is not measured again, so that a sweep that was stopped goes on.
+The ranks run `python -m onebit.lab.bench.network.sweep CASE FILE`.
 """
 
 import json
@@ -20,6 +20,7 @@ from onebit.lab.bench.network.hosts import cluster
 from onebit.lab.bench.timing import InStep, Timings, alternate
 from onebit.lab.training.workers import MpiWorld, Processes
 
+MODULE = "onebit.lab.bench.network.sweep"
 UNLIMITED = 0.0  # Mbit/s, in the CSV: as fast as the machine can
 SLACK = 0.5  # of the promised bytes: what must at least be seen, since rows hold whole rounds only
 
@@ -83,8 +84,9 @@ class InMpi:
 # ---- on a rank
 
 
-def rank_main(case: Case, sizes: Sizes, path: Path) -> None:
+def main() -> None:
     """What every rank of the cluster runs; rank 0 writes the rows."""
+    (case, sizes), path = from_text(sys.argv[1]), Path(sys.argv[2])
     work = partial(measure_as_rank, case=case, sizes=sizes, path=path)
     if case.backend == "mpi":
         MpiWorld(workers=None, cuda_aware=False).run(work)
@@ -155,11 +157,8 @@ def exchanged(name: str, case: Case, elements: int) -> float:
 # ---- on the machine that has the cluster
 
 
-def measure_case(case: Case, sizes: Sizes, script: str) -> list[dict]:
-    """Make the cluster, measure, and refuse what the wire cannot have carried.
-
-    script: a file that, given --as-rank and the case, calls `rank_main`.
-    """
+def measure_case(case: Case, sizes: Sizes) -> list[dict]:
+    """Make the cluster, measure, and refuse what the wire cannot have carried."""
     rate = case.rate_mbit or None
     with (
         tempfile.TemporaryDirectory(prefix="onebit-") as folder,
@@ -167,7 +166,7 @@ def measure_case(case: Case, sizes: Sizes, script: str) -> list[dict]:
     ):
         path = Path(folder, "rows.json")
         before = made.sent()
-        command = [sys.executable, script, "--as-rank", as_text(case, sizes), str(path)]
+        command = [sys.executable, "-m", MODULE, as_text(case, sizes), str(path)]
         run = made.run_mpi if case.backend == "mpi" else made.run
         run(command)
         rows = json.loads(path.read_text())
@@ -197,3 +196,7 @@ def from_text(text: str) -> tuple[Case, Sizes]:
 def is_measured(case: Case, rows: list[dict]) -> bool:
     """Whether its rows are there already."""
     return any(all(row[name] == value for name, value in asdict(case).items()) for row in rows)
+
+
+if __name__ == "__main__":
+    main()
