@@ -1,4 +1,4 @@
-"""Record the smoke curves of every optimizer, and show that a change of the code leaves every bit of them as it was.
+"""Record the smoke curves of every optimizer, and show that a change leaves every bit of them.
 
     python scripts/smoke_curves.py record before.json      # before the change
     python scripts/smoke_curves.py compare before.json     # after it, on the same machine

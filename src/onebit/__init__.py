@@ -4,19 +4,19 @@ A compressed step sends 31.7 times fewer bytes than Adam's, a whole run with its
 times fewer.
 """
 
-from onebit import comm, compression, ddp
+from onebit import comm, compression, ddp, deepspeed
 from onebit.optim.adam import DistributedAdam
-from onebit.optim.double_squeeze import DoubleSqueeze
-from onebit.optim.ef_momentum_sgd import EFMomentumSGD
+from onebit.optim.baselines.double_squeeze import DoubleSqueeze
+from onebit.optim.baselines.ef_momentum_sgd import EFMomentumSGD
+from onebit.optim.baselines.lazy_variance import LazyVarianceAdam
+from onebit.optim.baselines.local_sgd import LocalSGD
+from onebit.optim.baselines.naive import NaiveOneBitAdam
+from onebit.optim.baselines.quantized_variance import QuantizedVarianceAdam
+from onebit.optim.baselines.sgd import DistributedSGD
+from onebit.optim.freeze import FixedSteps, VarianceRatio
 from onebit.optim.lamb import Lamb
-from onebit.optim.lazy_variance import LazyVarianceAdam
-from onebit.optim.local_sgd import LocalSGD
-from onebit.optim.naive import NaiveOneBitAdam
 from onebit.optim.onebit_adam import OneBitAdam
 from onebit.optim.onebit_lamb import OneBitLamb
-from onebit.optim.quantized_variance import QuantizedVarianceAdam
-from onebit.optim.sgd import DistributedSGD
-from onebit.optim.warmup import FixedSteps, VarianceRatio
 from onebit.optim.zero_one_adam import ZeroOneAdam
 from onebit.parameters import broadcast_parameters
 
@@ -40,4 +40,5 @@ __all__ = [
     "comm",
     "compression",
     "ddp",
+    "deepspeed",
 ]

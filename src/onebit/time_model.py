@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onebit.layout import Layout
-from onebit.optim.intervals import step_sets
+from onebit.optim.step_sets import step_sets
 
 SCALE_BYTES = 4  # a scale travels as float32
 AGREEMENT_BYTES = 16  # a rank's squared norm and flags, gathered before anything is changed

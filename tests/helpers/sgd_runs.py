@@ -60,7 +60,7 @@ def sgd_snapshot(optimizer, params):
     entries = [optimizer.state[p] for p in params]
     if optimizer.vectors:
         state["m"] = joined([entry["momentum_buffer"] for entry in entries])
-    if optimizer.has_errors:
+    if optimizer.compresses:
         state["delta"] = joined([entry["worker_error"] for entry in entries])
         state["server_error"] = entries[0]["server_error"].double().numpy().copy()
     return state

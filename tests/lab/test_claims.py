@@ -10,7 +10,8 @@ from onebit.lab.claims import judge as judging
 from onebit.lab.claims.bert import formula_reduction
 from onebit.lab.claims.judge import consistent, judge
 from onebit.lab.claims.statistics import final_loss
-from onebit.lab.runs.load import RESULTS, TUNING_SEED, differing, load
+from onebit.lab.runs.compare import differing
+from onebit.lab.runs.load import RESULTS, TUNING_SEED, load
 from onebit.lab.runs.metadata import ROOT
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}

@@ -14,7 +14,8 @@ from onebit.lab.claims.bert import COMPRESSORS
 from onebit.lab.claims.judge import judge
 from onebit.lab.claims.speed import per_step
 from onebit.lab.runs import measurements as measured
-from onebit.lab.runs.load import RESULTS, load, require_alike
+from onebit.lab.runs.compare import require_alike
+from onebit.lab.runs.load import RESULTS, load
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 STEPS, WARMUP = 200, 40

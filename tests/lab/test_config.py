@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 import torch
+from helpers.cases import holds_for_each
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
@@ -69,6 +70,26 @@ def test_a_choice_of_communication_changes_nothing_else():
     assert all(callable(get_class(config.comm["_target_"])) for config in configs)
 
 
+@pytest.mark.parametrize("experiment", ["figure_04", "table_02", "glue_rte"])
+@pytest.mark.parametrize(("profile", "steps"), [("smoke", 5), ("laptop", 400), ("paper", 997)])
+def test_steps_is_the_total_number_of_steps_and_scales_the_rest(experiment, profile, steps):
+    """All phases together have so many; T_w and the rate's schedule keep the paper's proportion."""
+    paper = composed([f"experiment={experiment}", "profile=paper"])
+    config = composed([f"experiment={experiment}", f"profile={profile}", f"steps={steps}"])
+    assert sum(phase.steps for phase in config.phases.values()) == steps
+    for name, phase in config.phases.items():
+        theirs = paper.phases[name]
+        assert abs(phase.steps - theirs.steps / phase.lr.stretch) <= 1
+        assert abs(phase.warmup - theirs.warmup / phase.lr.stretch) <= 1
+
+
+@pytest.mark.parametrize("steps", ["0", "1.5", "abc", "2"])
+def test_a_number_of_steps_that_cannot_be_is_refused(steps):
+    """Each phase has at least one, and with two steps one of them would have too many."""
+    with pytest.raises(ValueError, match="steps is the total number|choose steps=3"):
+        composed(["experiment=table_02", f"steps={steps}"])
+
+
 def test_an_experiment_differs_between_profiles_in_scale_only():
     """Every number of steps, and every length, is the paper's over one factor.
 
@@ -80,16 +101,16 @@ def test_an_experiment_differs_between_profiles_in_scale_only():
             config = composed([f"experiment={experiment}", f"profile={profile}"])
             for name, phase in config.phases.items():
                 theirs = paper.phases[name]
-                assert phase.steps == max(1, round(theirs.steps / config.scale.steps))
-                assert phase.warmup == max(1, round(theirs.warmup / config.scale.steps))
+                assert phase.steps == max(1, round(theirs.steps / config.scale.steps_divisor))
+                assert phase.warmup == max(1, round(theirs.warmup / config.scale.steps_divisor))
                 assert phase.get("length", 1) == theirs.get("length", 1) / config.scale.get(
-                    "length", 1
+                    "length_divisor", 1
                 )
                 unscaled = {
                     key: value for key, value in phase.lr.items() if key not in ("peak", "stretch")
                 }
                 assert unscaled == {key: theirs.lr[key] for key in unscaled}
-                assert phase.lr.stretch == config.scale.steps
+                assert phase.lr.stretch == config.scale.steps_divisor
             scaled = ("betas", "warmup", "max_grad_norm")
             assert {k: v for k, v in config.optimizer.items() if k not in scaled} == {
                 k: v for k, v in paper.optimizer.items() if k not in scaled
@@ -161,19 +182,19 @@ def test_no_weight_decay_on_biases_and_layer_norms():
     assert decayed_and_not(model)[1]["weight_decay"] == 0
 
 
-@pytest.mark.parametrize(
-    ("argument", "named"),
+@holds_for_each(
     [
         ("optimiser=adam", "optimizer"),
         ("optimizer=onebit_adm", "onebit_adam"),
         ("sede=3", "seed"),
         ("phases.seq128.warmups=3", "phases.seq128.warmup"),
         ("optimizer.beta=3", "optimizer.betas"),
+        ("scale.steps_divisor=3", "scale.steps_divisor"),
         ("warmup_step=3", "warmup_steps"),
         ("checkpoint-every=3", "checkpoint_every"),
         ("--seed=3", "seed=3"),
         ("optimizer.variance_floor=1e-3", "write +optimizer.variance_floor=1e-3"),
-    ],
+    ]
 )
 def test_a_wrong_option_names_the_nearest(argument, named):
     assert named in wrong_override(["profile=smoke", argument])
@@ -188,8 +209,7 @@ def test_right_options_are_not_called_wrong():
     )
 
 
-@pytest.mark.parametrize(
-    ("overrides", "error"),
+@holds_for_each(
     [
         (["+sedd=1"], "sedd"),
         (["+task.depth=1"], "depth"),
@@ -209,12 +229,8 @@ def test_right_options_are_not_called_wrong():
         (["seed=-1"], "seed must be a whole number"),
         (["batch=abc"], "batch must be a whole number"),
         (["record_every=2"], "choose a divisor of 5"),
-        pytest.param(
-            ["device=cuda"],
-            "no GPU",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
-        ),
-    ],
+        *([] if torch.cuda.is_available() else [(["device=cuda"], "no GPU")]),
+    ]
 )
 def test_a_key_that_nobody_reads_or_a_wrong_value_is_an_error(overrides, error):
     with pytest.raises(Exception, match=error):
@@ -246,3 +262,19 @@ def test_command_line_errors_are_one_line(tmp_path):
     assert process.stderr.splitlines() == [
         "error: There is no option optimiser. Did you mean optimizer?"
     ]
+
+
+@pytest.mark.parametrize("task", sorted(path.stem for path in (CONF / "task").glob("*.yaml")))
+def test_every_task_has_a_scale_for_each_profile(task):
+    needed = [CONF / "scale" / f"{task}_{profile}.yaml" for profile in NAMES["profile"]]
+    missing = [f"conf/scale/{path.name}" for path in needed if not path.exists()]
+    if missing:
+        pytest.fail(f"task={task} also needs {', '.join(missing)}", pytrace=False)
+
+
+def test_a_wandb_mode_without_the_option_warns(monkeypatch):
+    run = run_from(composed(["profile=smoke"]))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert "WANDB_MODE=offline has no effect by itself" in run.warnings()[0]
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert run.warnings() == []

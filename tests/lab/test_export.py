@@ -23,7 +23,8 @@ from onebit.lab.claims import CLAIMS, rows_of
 from onebit.lab.claims.finetune import METRICS, ON_GLUE, pretrained_rows
 from onebit.lab.claims.judge import judge
 from onebit.lab.config import composed
-from onebit.lab.runs.metadata import PLACES, read_run, without
+from onebit.lab.runs.compare import PLACES, without
+from onebit.lab.runs.metadata import read_run
 from onebit.lab.tasks.corpus import split_segments
 from onebit.lab.tasks.tokenizer import SPECIAL
 from onebit.lab.training.evaluate import mean_model
@@ -74,7 +75,7 @@ def pretrained(folder, cache, *more):
 
 
 def from_weights(folder, *more):
-    """Options of a fine-tuning that begins there: those of `scripts/export_weights --help`."""
+    """Options of a fine-tuning that begins there: those of `python -m onebit.lab.export --help`."""
     lines = [line.split() for line in export.__doc__.splitlines() if "task.weights.name=" in line]
     assert len(lines) == 1
     return (
@@ -158,10 +159,10 @@ def test_fine_tuning_goes_on_from_what_was_exported_and_is_gathered_by_its_pre_t
 ):
     """With the command itself, and the tokenizer that the pre-training has read its text with."""
     run, folder = pretrained(tmp_path / "run", cache, "optimizer=onebit_adam"), tmp_path / "weights"
-    command = [ROOT / "scripts/export_weights", run, folder]
+    command = [sys.executable, "-m", "onebit.lab.export", run, folder]
     done = subprocess.run(
         command,
-        env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "tests")},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
     )
@@ -392,7 +393,7 @@ def test_one_run_that_diverged_does_not_decide_what_is_to_fall_behind(tmp_path):
     [
         (
             {"changes": {"pretraining": None}},
-            "not fine-tuned from weights of scripts/export_weights",
+            "not fine-tuned from weights of onebit.lab.export",
         ),
         ({"changes": {"optimizer": "onebit_adam"}}, "fine-tuned with onebit_adam"),
         ({"before": {"optimizer": "adam"}}, "weights of adam, seed-2"),

@@ -14,7 +14,6 @@ from onebit.lab.report.artifact import load_artifact, names
 from onebit.lab.report.captions import of_figure
 from onebit.lab.report.style import LOOKS
 from onebit.lab.runs import load as results
-from onebit.lab.runs.metadata import ROOT
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
 # Those that are drawn from runs; the others are the time model's.
@@ -58,9 +57,8 @@ def drawings(root):
 
 def test_every_optimizer_is_in_the_legend_with_its_seeds(drawings):
     for name, (module, drawing) in drawings.items():
-        legend = next(axes.get_legend() for axes in drawing.axes if axes.get_legend())
         labels = [LOOKS[optimizer][0] for optimizer in module.optimizers]
-        found = [text.get_text() for text in legend.get_texts()]
+        found = legend_of(drawing)[: len(labels)]
         assert found == [f"{label}, n = 3 seeds" for label in labels], name
 
 
@@ -106,9 +104,7 @@ def test_looks_differ_in_line_and_marker_and_in_each_figure_in_colour():
     assert set(colours) <= OKABE_ITO
     for name in NAMES:
         optimizers = load_artifact(name).optimizers
-        assert len({LOOKS[optimizer][1] for optimizer in optimizers}) == len(optimizers), (
-            name
-        )
+        assert len({LOOKS[optimizer][1] for optimizer in optimizers}) == len(optimizers), name
 
 
 @pytest.mark.parametrize(
@@ -167,10 +163,7 @@ def test_the_same_csv_gives_the_same_files(name, root):
 def test_a_live_run_lies_beside_the_committed_ones_in_a_file_of_its_own(root, tmp_path):
     synthetic.write_all(tmp_path, seeds=(4,))
     module = load_artifact("figure_04")
-    assert (
-        module.save("laptop", root, tmp_path)
-        == tmp_path / "figures" / "figure_04.png"
-    )
+    assert module.save("laptop", root, tmp_path) == tmp_path / "figures" / "figure_04.png"
     rows = pd.concat(
         [
             results.load(root, "figure_04", "laptop"),

@@ -37,7 +37,7 @@ def options(cache, tmp_path):
     return lambda name, *more: [
         "profile=smoke",
         "experiment=figure_08",
-        "scale.steps=666",
+        "scale.steps_divisor=666",
         "evaluate_every=6",
         "batch=12",
         "task.train.count=100",

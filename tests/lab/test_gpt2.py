@@ -162,7 +162,7 @@ GPT2 = (
     "experiment=zero_one_adam_gpt2",
     "task.model.n_embd=16",
     "task.held_out=5",
-    "scale.steps=7600",
+    "scale.steps_divisor=7600",
 )
 
 
@@ -170,7 +170,7 @@ LAMB = (
     "experiment=lamb",
     "task.model.hidden_size=16",
     "task.model.intermediate_size=32",
-    "scale.steps=300",
+    "scale.steps_divisor=300",
     "watch.every=3",
 )
 
@@ -182,7 +182,7 @@ def test_gpt2_learns_what_it_is_evaluated_by(cache, tmp_path):
             tmp_path,
             *GPT2,
             "optimizer=zero_one_adam",
-            "scale.steps=3000",
+            "scale.steps_divisor=3000",
             "lr=1e-2",
             "evaluate_every=10",
         )

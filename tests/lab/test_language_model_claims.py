@@ -117,9 +117,11 @@ def test_the_papers_profile_can_be_planned(name, parts):
 
 
 def test_a_figure_without_a_number_has_make_targets():
-    assert [
-        target(name) for name in ("figure_04", "figure_12", "figure_zero_one_adam")
-    ] == ["figure-4", "figure-12", "figure-zero-one-adam"]
+    assert [target(name) for name in ("figure_04", "figure_12", "figure_zero_one_adam")] == [
+        "figure-4",
+        "figure-12",
+        "figure-zero-one-adam",
+    ]
     for goal, file in (
         ("figure-zero-one-adam-gpt2", "figure_zero_one_adam_gpt2"),
         ("figure-4", "figure_04"),
@@ -256,9 +258,7 @@ def test_a_run_of_zero_one_adam_that_diverged_is_infinitely_far_behind(tmp_path)
 
 
 def test_the_figures_draw_what_is_saved_and_each_tensor(papers):
-    drawing = load_artifact("figure_zero_one_adam").plot(
-        load(papers, "zero_one_adam", "laptop")
-    )
+    drawing = load_artifact("figure_zero_one_adam").plot(load(papers, "zero_one_adam", "laptop"))
     bars = [bar.get_height() for bar in drawing.axes[3].patches]
     assert bars == pytest.approx([90, 50, 87, 54])  # 1 - 0.02 / 0.2; ours, then the abstract's
     drawing = load_artifact("figure_lamb").plot(load(papers, "lamb", "laptop"))

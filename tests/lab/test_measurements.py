@@ -14,8 +14,8 @@ from onebit.lab.bench.bars import Bar, check_bars
 from onebit.lab.bench.drawing import SIZES, size_text
 from onebit.lab.report.artifact import load_module
 from onebit.lab.runs import measurements
-from onebit.lab.runs.machine import machine
 from onebit.lab.runs.load import RESULTS
+from onebit.lab.runs.machine import machine
 from onebit.lab.runs.metadata import ROOT
 
 EXPERIMENTS = ("kernel_speed", "step_cost", "overlap")

@@ -16,6 +16,8 @@ def test_the_papers_profile_is_the_papers_run():
         "4,096 examples of 128 tokens",
         "64 workers x 4 x 16",
         "622,592,000",
+        "sbatch --job-name=figure_04 --nodes=8 --ntasks-per-node=8 --gpus-per-node=8 "
+        "--time=48:00:00 scripts/slurm/train.sbatch figure_04 optimizer=NAME\n",
         "torchrun --nnodes 8",
         "mpirun -n 64",
         "comm=nccl",

@@ -9,6 +9,7 @@ from helpers import synthetic
 
 from onebit.lab import reproduce
 from onebit.lab.report.artifact import Figure
+from onebit.lab.runs import planned
 from onebit.lab.runs.load import SEEDS, TUNING_SEED, run_folder
 
 FIGURE_04 = ["adam", "onebit_adam", "onebit_adam_32bit", "naive_onebit_adam"]
@@ -38,7 +39,7 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "train", train)
     monkeypatch.setattr(reproduce, "commit", lambda: "0123456")
     monkeypatch.setattr(
-        reproduce, "text_of", lambda config: {"corpus_sha256": "a"}
+        planned, "data_to_come", lambda config: {"corpus_sha256": "a"}
     )  # reading it takes seconds
     train.draw = Figure.save
     monkeypatch.setattr(Figure, "save", lambda figure, *_: figure.name)  # drawing takes seconds
@@ -64,7 +65,7 @@ def test_missing_data_stop_all_before_training_with_the_command_that_fetches_the
     def missing(config):
         raise RuntimeError("fetch it with this command")
 
-    monkeypatch.setattr(reproduce, "text_of", missing)
+    monkeypatch.setattr(planned, "data_to_come", missing)
     synthetic.write_all(lab.root, seeds=(1,))
     with pytest.raises(SystemExit, match="error: fetch it with this command\nNothing was trained"):
         run(monkeypatch, "figure_04", "--seeds", "2")
@@ -148,7 +149,7 @@ def test_a_negative_seed_is_refused(lab, monkeypatch, capsys):
 def test_the_tuning_seed_is_refused(lab, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(monkeypatch, "figure_01", "--seeds", "0", "1")
-    assert "none of the results" in capsys.readouterr().err
+    assert "not among the results" in capsys.readouterr().err
     assert lab.trained == []
 
 
@@ -191,5 +192,5 @@ def test_an_interruption_is_one_line(lab, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(reproduce, "train", interrupted)
-    with pytest.raises(SystemExit, match="^\nInterrupted. The same command goes on from here.$"):
+    with pytest.raises(SystemExit, match="^\nInterrupted. The same command continues from here.$"):
         run(monkeypatch, "figure_01", "--live")

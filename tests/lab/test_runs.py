@@ -3,6 +3,7 @@
 import csv
 import math
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 from helpers.lab_runs import environment, record, train_command, train_in_threads
@@ -10,8 +11,9 @@ from helpers.mpi_ranks import run_mpirun
 from helpers.waiting import eventually
 
 from onebit.lab.config import composed
-from onebit.lab.runs.metadata import check_folder
-from onebit.lab.runs.recorder import COLUMNS
+from onebit.lab.runs.compare import check_folder
+from onebit.lab.runs.recorder import COLUMNS, Recorder
+from onebit.lab.training.loop import Training
 
 DROPOUT = ["task.model.hidden_dropout_prob=0.1", "task.model.attention_probs_dropout_prob=0.1"]
 
@@ -87,17 +89,22 @@ def test_another_number_of_workers_cannot_resume(options):
         train_in_threads(options("run", "workers=3", "resume=true"))
 
 
-def test_resume_with_nothing_to_resume_starts_and_says_so(options, capsys):
-    train_in_threads(options("run", "workers=1", "resume=true", "scale.steps=15000"))
-    assert "from the start" in capsys.readouterr().err
+def test_only_a_run_whose_checkpoint_is_missing_says_that_it_starts_again(options, capsys):
+    more = ("workers=1", "resume=true", "scale.steps_divisor=15000", "checkpoint_every=0")
+    train_in_threads(options("run", *more))
+    assert "checkpoint" not in capsys.readouterr().err
+    train_in_threads(options("run", *more))
+    assert "has no checkpoint: the run starts from the beginning" in capsys.readouterr().err
 
 
 def test_a_run_is_neither_lost_nor_continued_as_another(options):
-    train_in_threads(options("run", "workers=1", "scale.steps=15000"))
+    train_in_threads(options("run", "workers=1", "scale.steps_divisor=15000"))
 
     def check(*more):
         return check_folder(
-            composed([*options("run", "comm=threads", "workers=1", "scale.steps=15000"), *more])
+            composed(
+                [*options("run", "comm=threads", "workers=1", "scale.steps_divisor=15000"), *more]
+            )
         )
 
     with pytest.raises(ValueError, match="overwrite=true"):
@@ -114,8 +121,10 @@ def test_methods_of_one_seed_see_the_same_weights_and_data(options, tmp_path):
     """Their first losses are equal; another seed's is not."""
     names = ["adam", "onebit_adam", "onebit_adam_32bit", "naive_onebit_adam"]
     for name in names:
-        train_in_threads(options(name, "workers=2", "scale.steps=15000", f"optimizer={name}"))
-    train_in_threads(options("other", "workers=2", "scale.steps=15000", "seed=2"))
+        train_in_threads(
+            options(name, "workers=2", "scale.steps_divisor=15000", f"optimizer={name}")
+        )
+    train_in_threads(options("other", "workers=2", "scale.steps_divisor=15000", "seed=2"))
     first = {name: rows(tmp_path / name)[0]["loss"] for name in [*names, "other"]}
     assert len({first[name] for name in names}) == 1
     assert first["other"] != first["adam"]
@@ -123,7 +132,7 @@ def test_methods_of_one_seed_see_the_same_weights_and_data(options, tmp_path):
 
 def test_an_optimizer_without_a_variance_leaves_its_columns_empty(options, tmp_path):
     train_in_threads(
-        options("run", "workers=2", "scale.steps=15000", "optimizer=local_momentum_sgd")
+        options("run", "workers=2", "scale.steps_divisor=15000", "optimizer=local_momentum_sgd")
     )
     assert {
         row[name]
@@ -152,7 +161,7 @@ def test_a_run_is_recorded_as_promised(options, tmp_path):
     )
     assert facts["config"]["phases"]["seq512"]["length"] == 64
     assert len(facts["corpus_sha256"]) == 64
-    assert {"python", "torch", "machine"} <= facts["environment"].keys()
+    assert {"python", "torch", "cpu"} <= facts["environment"].keys()
 
 
 def test_run_json_does_not_name_the_folders_of_a_machine(options, tmp_path):
@@ -180,7 +189,11 @@ def test_accumulation_sees_the_same_examples(options, tmp_path):
     for name, micro in (("whole", 6), ("parts", 2)):
         run = train_in_threads(
             options(
-                name, "workers=2", f"micro_batch={micro}", "scale.steps=15000", "optimizer=adam"
+                name,
+                "workers=2",
+                f"micro_batch={micro}",
+                "scale.steps_divisor=15000",
+                "optimizer=adam",
             )
         )
         assert run.micro_batches(run.phases["seq128"], 2) == (6 // micro, micro)
@@ -194,7 +207,7 @@ def test_accumulation_sees_the_same_examples(options, tmp_path):
 def test_checkpoints_leave_other_files_alone(options, tmp_path):
     mine = tmp_path / "run" / "checkpoints" / "mine"
     mine.mkdir(parents=True)
-    train_in_threads(options("run", "workers=1", "scale.steps=15000"))
+    train_in_threads(options("run", "workers=1", "scale.steps_divisor=15000"))
     assert mine.exists()
 
 
@@ -216,9 +229,27 @@ def test_half_precision_follows_single_precision(options, tmp_path, precision):
 
 
 def test_offline_wandb_writes_files(options, tmp_path):
-    train_in_threads(options("run", "workers=1", "scale.steps=15000", "wandb=offline"))
+    train_in_threads(options("run", "workers=1", "scale.steps_divisor=15000", "wandb=offline"))
     files = list((tmp_path / "run/wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 1
     expected = b"variance_l1", b"onebit_adam-smoke-seed-1"
     # W&B's own process writes the file, on a busy machine after `finish` has returned.
     assert eventually(lambda: all(word in files[0].read_bytes() for word in expected))
+
+
+@pytest.mark.parametrize(("has_warmup", "phase"), [(True, " warmup,"), (False, "")])
+def test_the_bar_says_what_the_whole_run_has_sent_and_the_phase_if_there_are_two(
+    tmp_path, has_warmup, phase
+):
+    """A resumed run counts what it had sent before; plain Adam has no warm-up to speak of."""
+    recorder = Recorder(tmp_path, dict.fromkeys(COLUMNS[:4]), "disabled")
+    recorder.before["bytes_sent"] = 66_000_000
+    sent = SimpleNamespace(bytes_sent=300_000, bytes_received=0, calls=0)
+    training = SimpleNamespace(
+        recorder=recorder,
+        optimizers=[SimpleNamespace(communication=sent)],
+        plan=SimpleNamespace(at=lambda step: ("seq128", None, 0)),
+        run=SimpleNamespace(has_warmup=has_warmup),
+    )
+    text = Training.progress_text(training, 1, {"model": 2.0}, "warmup")
+    assert text == f"loss 2.000, seq128,{phase} sent 66.3MB"

@@ -10,7 +10,6 @@ from onebit.lab.report.artifact import load_artifact, names, overrides_of, sweep
 from onebit.lab.report.style import LOOKS
 from onebit.lab.reproduce import runs_of
 from onebit.lab.runs import load as results
-from onebit.lab.runs.metadata import ROOT
 from onebit.lab.training.run import run_from
 
 NAMES = [name for name in names() if name.startswith("sweep_")]
@@ -94,9 +93,7 @@ def root(tmp_path_factory):
     A run of top-k diverged.
     """
     root = tmp_path_factory.mktemp("results")
-    names = dict.fromkeys(
-        optimizer for name in NAMES for optimizer in load_artifact(name).variants
-    )
+    names = dict.fromkeys(optimizer for name in NAMES for optimizer in load_artifact(name).variants)
     for seed in (1, 2, 3):
         synthetic.write(root, "adam", seed, 4.0 * seed)
         for i, optimizer in enumerate(names):

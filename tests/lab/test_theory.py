@@ -304,9 +304,7 @@ def test_exponents_are_those_that_were_put_in(speedup):
     assert (found.mean, found.low, found.high, found.n) == pytest.approx(
         (-0.4, -0.4 - half, -0.4 + half, 8), rel=1e-4
     )
-    assert exponent(made_up(speedup, -0.4), "momentum_sgd", "steps").mean == pytest.approx(
-        -0.5
-    )
+    assert exponent(made_up(speedup, -0.4), "momentum_sgd", "steps").mean == pytest.approx(-0.5)
 
 
 def test_each_rule_of_the_speedup_can_fail(speedup):
@@ -341,15 +339,8 @@ def test_each_rule_of_error_feedback_can_fail(feedback):
 
 
 def test_intervals_overlap_if_they_have_a_number_in_common():
-    a, b, c = (
-        Interval((low + high) / 2, low, high, 5) for low, high in ((0, 2), (1, 3), (2.5, 4))
-    )
-    assert (
-        overlap(a, b)
-        and overlap(b, c)
-        and not overlap(a, c)
-        and not overlap(c, a)
-    )
+    a, b, c = (Interval((low + high) / 2, low, high, 5) for low, high in ((0, 2), (1, 3), (2.5, 4)))
+    assert overlap(a, b) and overlap(b, c) and not overlap(a, c) and not overlap(c, a)
 
 
 def test_theorem_1_applies_at_every_learning_rate_of_the_experiment(speedup):
@@ -435,9 +426,7 @@ def test_an_experiment_runs_from_measuring_to_its_figure(name, tmp_path, monkeyp
 def test_methods_differ_in_colour_line_and_marker(name):
     module = load_module(name)
     for methods in (
-        [list(METHODS)]
-        if name == "linear_speedup"
-        else [list(module.FEEDBACK), list(module.TERMS)]
+        [list(METHODS)] if name == "linear_speedup" else [list(module.FEEDBACK), list(module.TERMS)]
     ):
         looks = [module.LOOKS[method] for method in methods]
         assert (

@@ -16,7 +16,7 @@ from onebit.lab.training.workers import hold
 
 def test_a_killed_run_leaves_no_process_and_a_checkpoint(options, tmp_path):
     """kill -9 of the parent: its workers end by themselves."""
-    command = train_command(options("killed", "comm=gloo", "workers=2", "scale.steps=400"))
+    command = train_command(options("killed", "comm=gloo", "workers=2", "scale.steps_divisor=400"))
     process = subprocess.Popen(
         command, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True
     )

@@ -103,7 +103,7 @@ def test_all_ranks_clip_by_one_factor(warmup, expected):
         ),
         (
             lambda p, o: ([p[0], ("b", torch.nn.Parameter(torch.full((4, 2), 1.5)))], o),
-            "rank 2 has b: .* checksum",
+            "rank 2 has b: checksum",
         ),
         (lambda p, o: (p[::-1], o), "rank 0 has a: .* rank 2 has b:"),
         (lambda p, o: (p, {"lr": 0.2}), "lr=0.2"),

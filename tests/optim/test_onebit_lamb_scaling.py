@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.cases import holds_for_each
 from helpers.lamb_runs import numbers
 from helpers.reference_runs import WORLD_SIZES
 from helpers.small_runs import make, same, step
@@ -15,8 +16,7 @@ from onebit.compression import Identity
 from onebit.optim.onebit_lamb import next_ratio, scaling_coefficients
 
 
-@pytest.mark.parametrize(
-    "largest, last, expected",
+@holds_for_each(
     [
         (1.05, 1.0, 1.05),  # near enough
         (3.0, 1.0, 1.1),  # kept near the last one
@@ -25,7 +25,7 @@ from onebit.optim.onebit_lamb import next_ratio, scaling_coefficients
         (0.1, 0.51, 0.5),
         (math.inf, 2.0, 2.2),  # v_fresh = 0
         (-math.inf, 1.0, 1.0),  # a tensor without active elements
-    ],
+    ]
 )
 def test_the_ratio_is_clipped_around_the_last_one_and_then_to_its_bounds(largest, last, expected):
     assert next_ratio(largest, last, 0.1, (0.5, 4.0)) == pytest.approx(expected, rel=1e-12)
@@ -108,7 +108,7 @@ def test_momentum_scaling_keeps_small_tensors_apart_from_large_ones(scale):
     if scale == "fused":
         torch.testing.assert_close(scaled, scaled[:1].expand(500), rtol=1e-6, atol=0)
         assert (
-            len(run.optimizer._parts[0].allreduce.compressor.partition.piece_lengths[0]) == 1
+            len(run.optimizer._run.buckets[0].allreduce.compressor.partition.piece_lengths[0]) == 1
         )  # one scale
     else:
         assert numbers(run, "scaling") == [1.0, 1.0]
@@ -143,7 +143,7 @@ def test_coordinates_without_gradient_change_nothing_for_the_others(ranks, scale
             for p, size in zip(params, (1.0, 1e-3)):
                 p.grad = torch.cat([size * torch.randn(64, generator=generator), torch.zeros(dead)])
             optimizer.step()
-        (part,) = optimizer._parts
+        (part,) = optimizer._run.buckets
         assert not any(p[64:].any() for p in params)
         return [p[:64].detach() for p in params] + [part.coefficient, part.ratio, part.scaling]
 

@@ -32,7 +32,7 @@ def test_a_new_warmup_keeps_what_the_errors_hold_and_the_average_coefficient(sca
         )
         for t in range(20):
             step(run, t, communicator.rank, scale=1.0 + t)
-        (part,) = run.optimizer._parts
+        (part,) = run.optimizer._run.buckets
         before = (
             part.momentum.clone(),
             *part.errors(),

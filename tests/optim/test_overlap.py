@@ -12,7 +12,7 @@ from helpers.small_runs import same
 
 import onebit
 from onebit.comm import Single, run_threads
-from onebit.optim.flat import buckets
+from onebit.optim.bucket import buckets
 
 
 def train(communicator, kind, options, compress=True, steps=16):
@@ -104,12 +104,14 @@ def test_buckets_leave_during_backward_last_parameters_first():
     """
     model, optimizer = make_net(Single(), warmup=2, bucket_cap_mb=SMALL, overlap=True)
     left = []
-    model.layers[0].weight.register_hook(lambda g: left.append(len(optimizer._hooks._started)))
+    model.layers[0].weight.register_hook(
+        lambda g: left.append(len(optimizer._run.overlap._started))
+    )
     for t in range(4):
         backward(model, t, 0)
         optimizer.step()
         optimizer.zero_grad()
-    parts = len(optimizer._parts)
+    parts = len(optimizer._run.buckets)
     assert parts >= 6 and left[0] == 0 and all(parts - 3 <= count < parts for count in left[1:])
 
 
@@ -159,9 +161,9 @@ def test_after_no_sync_buckets_leave_early_again():
     for t in range(3):
         with optimizer.no_sync():
             backward(model, t, 0)
-        assert not optimizer._hooks.is_under_way
+        assert not optimizer._run.overlap.is_under_way
         backward(model, t, 0)
-        assert optimizer._hooks.is_under_way == (t > 0)
+        assert optimizer._run.overlap.is_under_way == (t > 0)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -219,6 +221,6 @@ def test_compress_may_change_between_steps_of_the_warmup():
         backward(model, t, 0)
         optimizer.step()
         optimizer.zero_grad()
-    assert [part.compress for part in optimizer._parts].count(
+    assert [part.compress for part in optimizer._run.buckets].count(
         False
     ) == 2 and optimizer.phase == "compressed"

@@ -128,7 +128,7 @@ def test_the_random_draws_of_a_resumed_run_go_on():
                 communicator, params, state, kind=QuantizedVarianceAdam, variance_compressor=QSGD[4]
             )
             if rounds is not None:
-                for allreduce in other.optimizer._variance_allreduces.values():
+                for allreduce in other.optimizer._run.variance_allreduces.values():
                     allreduce.rounds = rounds
             for t in range(5, 10):
                 step(other, t, communicator.rank)

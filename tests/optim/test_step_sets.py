@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from onebit.optim.intervals import step_sets
+from onebit.optim.step_sets import step_sets
 
 
 def test_gaps_of_variance_updates_double_after_kappa_updates_until_the_freeze():

@@ -26,7 +26,7 @@ import onebit
 from onebit import reference
 from onebit.comm import Single, run_threads
 from onebit.compression import Identity
-from onebit.optim.intervals import step_sets
+from onebit.optim.step_sets import step_sets
 
 
 def train_zero_one(communicator, options, steps=STEPS, dtype=torch.float64, lr=learning_rate):

@@ -14,7 +14,7 @@ from helpers.zero_one_runs import DOUBLING
 import onebit
 from onebit.comm import Single, run_threads
 from onebit.compression import Quantize
-from onebit.optim.intervals import step_sets
+from onebit.optim.step_sets import step_sets
 
 
 def test_synchronize_brings_the_ranks_together_and_keeps_what_is_owed():
@@ -137,7 +137,7 @@ SPARSE = {"variance_freeze_step": 5, "local_step_scaler": 1, "local_step_clipper
 
 def between_syncs(own, t, rank, left):
     """Step until the next sync is `left` steps away; returns the next t."""
-    while own.optimizer._sets.syncs.due - own.optimizer.steps != left:
+    while own.optimizer._run.sets.syncs.due - own.optimizer.steps != left:
         step(own, t, rank)
         t += 1
     return t
@@ -188,11 +188,11 @@ def test_a_restart_between_two_syncs_updates_the_variance_however_long_the_gap()
     own = make(Single(), onebit.ZeroOneAdam, **SPARSE)
     t = between_syncs(own, 60, 0, left=16)
     step(own, t, 0)
-    updates = own.optimizer._variance_steps
+    updates = own.optimizer._run.variance_steps
     own.optimizer.restart_warmup(4)
     for later in range(t + 1, t + 20):
         step(own, later, 0)
-    assert own.optimizer._variance_steps == updates + 4
+    assert own.optimizer._run.variance_steps == updates + 4
 
 
 def test_a_foreign_state_loaded_between_two_syncs_starts_anew():
@@ -207,7 +207,7 @@ def test_a_foreign_state_loaded_between_two_syncs_starts_anew():
     for later in range(t, t + 5):
         step(own, later, 0)
     assert all(torch.allclose(p, x, atol=0.01) for p, x in zip(own.params, before))
-    assert own.optimizer._variance_steps > 1
+    assert own.optimizer._run.variance_steps > 1
 
 
 def test_a_change_of_requires_grad_between_two_syncs_is_refused_with_the_remedy():

@@ -7,7 +7,7 @@ import onebit
 from onebit.comm import run_threads
 from onebit.compression import Sign
 from onebit.layout import Layout
-from onebit.optim.intervals import step_sets
+from onebit.optim.step_sets import step_sets
 from onebit.time_model import (
     ADAM,
     COMPRESSED,

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from helpers.pages import README, ROOT, USING, Block, blocks
 
+pytestmark = pytest.mark.timeout(300)  # a busy machine takes minutes to start processes
+
 # What stands for the reader's own code in the blocks of a page.
 SETUP = """
 import os, tempfile
@@ -53,16 +55,22 @@ def run_blocks(folder: Path, launcher: list[str], setup: str, sections: list[lis
     page = folder / "page.json"
     listed = [[[block.place, block.text] for block in section] for section in sections]
     page.write_text(json.dumps({"setup": setup, "sections": listed}))
-    done = subprocess.run(
+    here = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "FOLDER": str(folder)}
+    started = subprocess.Popen(
         [*launcher, str(ROOT / "tests" / "repository" / "run_blocks.py"), str(page)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=110,
-        env=os.environ
-        | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "FOLDER": str(folder)},
+        env=os.environ | here,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    try:
+        printed, errors = started.communicate(timeout=250)
+    except subprocess.TimeoutExpired:
+        started.terminate()  # the launcher then ends the processes that it has started
+        started.wait(30)
+        raise
+    assert started.returncode == 0, errors[-4000:]
+    return printed
 
 
 def torchrun() -> list[str]:

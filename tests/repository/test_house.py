@@ -110,6 +110,22 @@ def test_a_figure_that_is_not_there_is_answered_by_those_that_are(name):
     )
 
 
+def test_a_measurement_that_is_not_there_is_answered_by_those_that_are():
+    done = subprocess.run(
+        ["make", "--dry-run", "measure-foo"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode and "no measurement foo: there are measure-kernel-speed" in done.stderr
+
+
+def test_help_lists_every_figure_table_and_sweep():
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    for path in (ROOT / "experiments").glob("*_*.py"):
+        kind, _, name = path.stem.partition("_")
+        listed = re.search(rf"^{kind.title()}s N: (.*)$", shown, re.M)
+        if listed:
+            assert name.lstrip("0").replace("_", "-") in listed[1].split()
+
+
 def test_make_starts_no_training_by_a_files_age():
     makefile = (ROOT / "Makefile").read_text()
     training = re.findall(r"^(\S+):(.*)\n\t.*onebit\.lab\.(?:reproduce|train)", makefile, re.M)

@@ -10,8 +10,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# As after `pip install .` without the extra `fast`: plain torch, nothing to compile.
 TRAINING = """
 import sys
+sys.modules["numba"] = None
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -62,7 +64,6 @@ def test_the_wheel_holds_the_cuda_source_and_the_marker_of_its_types(wheel):
     assert sources | {"onebit/kernels/onebit.cu", "onebit/py.typed"} <= names
 
 
-@pytest.mark.timeout(300)
 def test_a_program_trains_over_two_processes_from_the_installed_wheel(wheel, tmp_path):
     site, script = tmp_path / "site", tmp_path / "train.py"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]

@@ -1,7 +1,6 @@
-"""The scripts: what they would start is right, what W&B has logged comes back as it was written,
-and a sweep goes on.
-"""
+"""Slurm jobs and sweeps start what they should, and what W&B has logged comes back as written."""
 
+import csv
 import json
 import os
 import re
@@ -17,13 +16,14 @@ from helpers.waiting import eventually
 
 from onebit.lab import mpirun_sweep, pull
 from onebit.lab.config import CONF, composed
-from onebit.lab.plan import MACHINES
+from onebit.lab.plan import MACHINES, SLURM, launch, resources, sbatch
 from onebit.lab.runs.load import SEEDS, run_folder
 from onebit.lab.runs.recorder import Recorder
 from onebit.lab.training.run import run_from
 
 ROOT = Path(__file__).resolve().parents[2]
-JOBS = sorted((ROOT / "scripts" / "slurm").glob("*.sbatch"))
+JOB = SLURM / "train.sbatch"
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
 # ---- Slurm
 
@@ -41,21 +41,15 @@ def fakes(tmp_path):
     return f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
 
 
-def settings(job):
-    """The options that the file gives to sbatch."""
-    return dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", job.read_text(), re.M))
-
-
-def started(job, fakes, *arguments, **environment):
-    """What a job of the array would start."""
-    asked = settings(job)
+def started(fakes, *arguments, nodes=1, per_node=8, **environment):
+    """What the second job of the array starts."""
     variables = {
         "SLURM_SUBMIT_DIR": str(ROOT),
         "SLURM_JOB_ID": "31234",
         "SLURM_ARRAY_TASK_ID": "2",
         "SLURM_JOB_NODELIST": "node-[3-4]",
-        "SLURM_JOB_NUM_NODES": asked["nodes"],
-        "SLURM_NTASKS_PER_NODE": asked["ntasks-per-node"],
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_NTASKS_PER_NODE": str(per_node),
         "PYTHON": "python",
     }
     kept = {
@@ -64,48 +58,54 @@ def started(job, fakes, *arguments, **environment):
         if not name.startswith("SLURM_") and name != "LAUNCHER"
     }
     return subprocess.run(
-        ["bash", job, *arguments],
+        ["bash", JOB, *arguments],
         env=kept | variables | {"PATH": fakes} | environment,
         capture_output=True,
         text=True,
     )
 
 
-def test_every_experiment_of_a_paper_has_a_job():
-    assert {job.stem for job in JOBS} == {
-        path.stem for path in (CONF / "experiment").glob("*.yaml")
-    }
+def test_every_experiment_has_a_row_of_resources():
+    with open(SLURM / "resources.csv", newline="") as file:
+        assert [row["experiment"] for row in csv.DictReader(file)] == EXPERIMENTS
 
 
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_the_resources_are_the_workers_of_the_papers_run(experiment):
+    """As many as the batch has micro-batches, 64 at most; the batch can be divided among them."""
+    asked = resources(experiment)
+    config = composed([f"experiment={experiment}", "profile=paper"])
+    assert asked.workers == min(MACHINES["paper"].workers, config.batch // config.micro_batch)
+    assert config.batch % asked.workers == 0
+
+
+@pytest.mark.parametrize("experiment", ["figure_04", "glue_rte"])
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
-def test_a_job_starts_the_papers_run_on_its_processes(job, launcher, fakes):
-    """The arguments compose, the batch can be divided among the processes, and the launcher
-    starts as many as the plan assumes.
-    """
-    done = started(job, fakes, "zero_one_adam", "wandb=offline", LAUNCHER=launcher)
+def test_a_job_starts_the_papers_run_on_its_processes(experiment, launcher, fakes):
+    """With the options of the command that the plan prints: the arguments compose, each seed has a
+    job, and the launcher starts as many processes as the plan assumes."""
+    command = launch(experiment, "paper", resources(experiment).workers)[0]
+    asked = dict(re.findall(r" --([a-z-]+)=(\S+)", command))
+    assert command == sbatch(experiment, resources(experiment))
+    assert command.split()[-3:] == ["scripts/slurm/train.sbatch", experiment, "optimizer=NAME"]
+    assert f"#SBATCH --array={SEEDS[0]}-{SEEDS[-1]}\n" in JOB.read_text()
+    assert asked["gpus-per-node"] == asked["ntasks-per-node"]
+    nodes, per_node = int(asked["nodes"]), int(asked["ntasks-per-node"])
+    done = started(
+        fakes,
+        *(experiment, "optimizer=zero_one_adam", "wandb=offline"),
+        nodes=nodes,
+        per_node=per_node,
+        LAUNCHER=launcher,
+    )
     assert done.returncode == 0, done.stderr
     words = done.stdout.splitlines()
     arguments = words[words.index("onebit.lab.train") + 1 :]
-    asked = settings(job)
-    nodes, workers = int(asked["nodes"]), int(asked["nodes"]) * int(asked["ntasks-per-node"])
-    assert asked["gpus-per-node"] == asked["ntasks-per-node"]
-    assert (
-        asked["array"] == f"{SEEDS[0]}-{SEEDS[-1]}"
-        and "seed=2" in arguments
-        and "wandb=offline" in arguments
-    )
     assert {"torchrun": "comm=nccl", "mpirun": "comm=mpi"}[launcher] == arguments[-1]
-    config = composed([*arguments[:-1], "comm=threads", f"workers={workers}"])
-    run = run_from(config)
-    assert (run.experiment, run.profile, run.method, run.seed, run.resume) == (
-        job.stem,
-        "paper",
-        "zero_one_adam",
-        2,
-        True,
-    )
-    assert workers == min(MACHINES["paper"].workers, config.batch // config.micro_batch)
+    workers = nodes * per_node
+    run = run_from(composed([*arguments[:-1], "comm=threads", f"workers={workers}"]))
+    found = (run.experiment, run.profile, run.method, run.seed, run.resume, run.wandb)
+    assert found == (experiment, "paper", "zero_one_adam", 2, True, "offline")
     if launcher == "mpirun":
         assert words[:3] == ["mpirun", "-n", str(workers)]
     else:
@@ -113,17 +113,15 @@ def test_a_job_starts_the_papers_run_on_its_processes(job, launcher, fakes):
         assert (words[0], given["--nnodes"], given["--nproc-per-node"]) == (
             "srun",
             str(nodes),
-            asked["ntasks-per-node"],
+            str(per_node),
         )
         assert f"--ntasks={nodes}" in words and given["--rdzv-endpoint"] == "node-3:21234"
 
 
 def test_a_job_without_an_optimizer_or_with_another_launcher_says_what_it_needs(fakes):
-    job = JOBS[0]
-    assert "name the optimizer" in started(job, fakes).stderr
-    assert (
-        "torchrun or mpirun, not mpiexec" in started(job, fakes, "adam", LAUNCHER="mpiexec").stderr
-    )
+    assert "name the experiment and the optimizer" in started(fakes, "figure_04").stderr
+    said = started(fakes, "figure_04", "optimizer=adam", LAUNCHER="mpiexec").stderr
+    assert "torchrun or mpirun, not mpiexec" in said
 
 
 # ---- mpirun_sweep
@@ -184,7 +182,7 @@ def test_a_sweep_goes_on_after_a_run_that_failed_or_diverged_and_then_tries_the_
     assert "diverged before, kept" in capsys.readouterr().out
     for other, named in ((("--workers", "2"), "workers"), (("--options", "batch=24"), "batch")):
         assert (
-            f"seed-1 holds a run with another {named}: name another folder by --results"
+            f"seed-1 holds a run with another {named}: name another folder with --results"
             in sweep(lab, monkeypatch, *chosen, *other)
         )
 
@@ -220,7 +218,7 @@ def test_what_mpirun_left_is_the_outcome(tmp_path):
         (["figure_4", "--optimizers", "adam"], "Did you mean figure_04"),
         (["figure_04", "--optimizers", "adm"], "Did you mean adam"),
         (["figure_04", "--options", "sede=1"], "Did you mean seed"),
-        (["imagenet"], "by --optimizers"),
+        (["imagenet"], "with --optimizers"),
         (["figure_7"], "experiment has no figure_7"),
         (["figure_04", "--mpirun", "no-such-mpirun"], "there is no no-such-mpirun"),
     ],
@@ -460,25 +458,8 @@ def test_a_record_longer_than_a_block_and_one_that_was_cut_off_are_read(tmp_path
         list(pull.messages(b"something else"))
 
 
-@pytest.mark.parametrize(
-    ("script", "module"), [("pull_wandb", pull), ("mpirun_sweep", mpirun_sweep)]
-)
-def test_a_script_runs_its_module_with_the_words_that_it_was_given(script, module):
-    echoed = subprocess.run(
-        [ROOT / "scripts" / script, "a b", "--c"],
-        env={**os.environ, "PYTHON": "echo"},
-        capture_output=True,
-        text=True,
-    )
-    assert echoed.stdout == f"-m {module.__name__} a b --c\n"
-
-
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
 def test_shellcheck_finds_nothing():
-    scripts = [
-        ROOT / "scripts" / name for name in ("pull_wandb", "mpirun_sweep", "slurm/launch.sh")
-    ]
-    done = subprocess.run(
-        ["shellcheck", "-x", *scripts, *JOBS], cwd=ROOT, capture_output=True, text=True
-    )
+    scripts = [JOB, ROOT / "scripts" / "make_venv", ROOT / "scripts" / "check_gpu.sh"]
+    done = subprocess.run(["shellcheck", "-x", *scripts], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -314,3 +314,107 @@ def _slices(partition, tensors):
         slice(start, end if tensor is None else start + tensor.numel())
         for start, end, tensor in zip(starts, ends, tensors)
     ]
+
+
+# ---- LAMB and 0/1 Adam, in plain torch on every device. Tensors are T; each number is a Python
+# ---- float, or T [n / ALIGNMENT, 1] for vectors viewed as [n / ALIGNMENT, ALIGNMENT].
+
+
+def lamb_moments(
+    g: Tensor, m: Tensor, v: Tensor, beta1: Tensor, rest1: Tensor, beta2: Tensor, rest2: Tensor
+) -> None:
+    """m <- beta1 m + (1 - beta1) g, v <- beta2 v + (1 - beta2) g^2, in place.
+
+    "1-bit LAMB", equation 1; `rest1` is 1 - beta1, `rest2` is 1 - beta2.
+    """
+    m.mul_(beta1).add_(g * rest1)
+    v.mul_(beta2).add_(g * g * rest2)
+
+
+def lamb_direction(
+    x: Tensor, m: Tensor, v: Tensor, c1: Tensor, root: Tensor, eps: Tensor, weight_decay: Tensor
+) -> Tensor:
+    """u = (m / c1) / (root sqrt(v) + eps) + weight_decay x ("1-bit LAMB", equation 1).
+
+    root is 1 / sqrt(c2); c1 and c2 correct m and v for starting at zero.
+    """
+    return m / c1 / (square_root(v) * root + eps) + weight_decay * x
+
+
+def lamb_move(m: Tensor, v: Tensor, rate: Tensor, root: Tensor, eps: Tensor) -> Tensor:
+    """rate m / (root sqrt(v) + eps), where rate = lr c / c1: what `lamb_apply` subtracts."""
+    return m * rate / (square_root(v) * root + eps)
+
+
+def lamb_apply(x: Tensor, move: Tensor, decay: float) -> None:
+    """x <- decay x - move, in place, rounded once to x's own type; decay = 1 - lr c weight_decay.
+
+    Together with `lamb_move` x <- x - lr c u ("1-bit LAMB", equation 1; Algorithm 1, line 21).
+    """
+    x.copy_(x.to(move.dtype) * decay - move)
+
+
+def lamb_fresh_variance(
+    z: Tensor, m: Tensor, v_fresh: Tensor, scaling: Tensor, beta1: Tensor, beta2: Tensor
+) -> None:
+    """From the received z = scaling m_t: m <- m_t and v_fresh, in place; z becomes m_t.
+
+    g = (m_t - beta1 m) / (1 - beta1)        v_fresh <- beta2 v_fresh + (1 - beta2) g^2
+
+    "1-bit LAMB", Algorithm 1, the two lines before line 17. The numbers are T [rows, 1].
+    """
+    g = (z.div_(scaling) - beta1 * m) / (1 - beta1)
+    v_fresh.mul_(beta2).add_((1 - beta2) * g * g)
+    m.copy_(z)
+
+
+def lamb_ratio(v: Tensor, v_fresh: Tensor, eps: Tensor, of: str) -> Tensor:
+    """v / v_fresh, -inf where v is 0 ("1-bit LAMB", Algorithm 1, line 17).
+
+    of = "root": (sqrt(v) + eps) / (sqrt(v_fresh) + eps), as in the authors' code.
+    """
+    if of == "variance":
+        ratio = v / v_fresh
+    else:
+        ratio = (square_root(v) + eps) / (square_root(v_fresh) + eps)
+    return torch.where(v > 0, ratio, -torch.inf)
+
+
+def zero_one_variance(v: Tensor, g: Tensor, beta2: float) -> None:
+    """v <- beta2 v + (1 - beta2) g^2, in place, in a step of T_v with the mean gradient g."""
+    v.copy_(beta2 * v + (1 - beta2) * g**2)
+
+
+def zero_one_momentum(m: Tensor, g: Tensor, v: Tensor, beta1: float) -> None:
+    """m <- beta1 m + (1 - beta1) g where v > 0, in place; g is 0 elsewhere from then on."""
+    g.mul_(v > 0)
+    m.mul_(beta1).add_(g * (1 - beta1))
+
+
+def zero_one_accumulate(u: Tensor, m: Tensor, rate: float) -> None:
+    """u <- u + rate m, in place."""
+    u.add_(m * rate)
+
+
+def zero_one_apply(
+    partition: Partition,
+    parameters: Tensors,
+    variance: Tensor,
+    direction: Tensor,
+    spans: Sequence[tuple[slice, float]],
+    decays: Numbers,
+    epsilons: Numbers,
+) -> None:
+    """x <- decay x - rate direction / (root sqrt(v) + eps), in place.
+
+    Args:
+        parameters: for each tensor x, of any floating dtype, rounded once at the end; or None, to
+            leave it alone.
+        variance, direction: T [n].
+        spans: [(slice of the vectors, rate / root), ...].
+        decays: for each tensor its decay. epsilons: for each tensor eps / root.
+    """
+    moves = direction.clone()
+    for span, rate in spans:
+        moves[span] *= rate
+    apply_moves(partition, parameters, variance, moves, decays, epsilons)

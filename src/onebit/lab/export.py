@@ -1,20 +1,28 @@
-"""Write what a run has pre-trained as a folder of transformers, from which fine-tuning can start: scripts/export_weights.
+"""Write what a run has pre-trained as a folder of transformers, from which fine-tuning can start.
 
-    scripts/export_weights results/runs/table_02/paper/onebit_adam/seed-1 weights/onebit_adam/seed-1
+    python -m onebit.lab.export RUN DIR
 
-RUN is the folder of a run of BERT pre-training that keeps checkpoints. Of its newest one DIR gets the exact mean of the workers' models, as an
-evaluation would take it (config.json, model.safetensors); the pieces of the pre-training (tokenizer.json); and what was run (pretraining.json),
-which fine-tuning notes in its own run.json. ONEBIT_CACHE and ONEBIT_DATA_ROOT say, as in training, where the text is: a tokenizer that was
-trained on it is trained again, and must be the same.
+RUN is the folder of a run of BERT pre-training that keeps checkpoints, for example
+results/runs/table_02/paper/onebit_adam/seed-1. From its newest checkpoint DIR gets
 
-Fine-tuning (experiments squad, glue_rte, ...) takes DIR by these options, and MODEL is the pre-training's own (paper: bert_large, of
-table_02_base bert_base; smoke, laptop: bert_tiny):
+    config.json, model.safetensors    the exact mean of the workers' models, as for an evaluation
+    tokenizer.json                    the pieces of the pre-training
+    pretraining.json                  what was run, which fine-tuning copies into its own run.json
 
-    task/weights=bert_base_uncased task.weights.name=DIR task/tokenizer=bert_base_uncased task.tokenizer.name=DIR/tokenizer.json task/model=MODEL
+ONEBIT_CACHE and ONEBIT_DATA_ROOT say, as in training, where the text is. A tokenizer that was
+trained on the text is trained again, and must be the same.
 
-For claims T11 to T15 it needs also the seed of the pre-training, whose optimizer was NAME, and, in single quotes, its own folder:
+Fine-tuning (experiments squad, glue_rte, ...) reads DIR with the options
 
-    optimizer=adam seed=N 'output=results/runs/pretrained/${profile}/NAME/seed-${seed}/${experiment}'
+    task/weights=bert_base_uncased task.weights.name=DIR task/model=MODEL
+    task/tokenizer=bert_base_uncased task.tokenizer.name=DIR/tokenizer.json
+
+where MODEL is the pre-training's own: bert_large in profile paper, or bert_base of table_02_base;
+bert_tiny in profiles smoke and laptop. Claims T11 to T15 also need the seed of the pre-training,
+whose optimizer was NAME, and a folder of their own, in single quotes:
+
+    optimizer=adam seed=N
+    'output=results/runs/pretrained/${profile}/NAME/seed-${seed}/${experiment}'
 """
 
 import argparse
@@ -39,21 +47,25 @@ from onebit.lab.training.checkpoint import newest
 
 
 def export(run: Path, folder: Path) -> dict:
-    """Write the folder; what its pretraining.json says.
+    """Write the folder; returns what its pretraining.json says.
 
-    Raises ValueError if there is no such run, or its model is no BERT; FileNotFoundError, with the remedy, without a checkpoint;
-    RuntimeError, with the remedy, if the tokenizer is not to be had.
+    Raises:
+        ValueError: there is no such run, its model is no BERT, or the folder is not empty.
+        FileNotFoundError: the run has no complete checkpoint.
+        RuntimeError: the tokenizer cannot be read.
     """
     record = read_run(run)
     if not record:
         raise ValueError(
-            f"{run} holds no run: give the folder with its run.json and checkpoints, results/runs/EXPERIMENT/PROFILE/OPTIMIZER/seed-N."
+            f"{run} holds no run: give the folder with its run.json and checkpoints, "
+            "results/runs/EXPERIMENT/PROFILE/OPTIMIZER/seed-N."
         )
     options = record["config"]["task"]
     if not issubclass(get_class(options["_target_"]), BertPretraining):
         kind = options["_target_"].rpartition(".")[2]
         raise ValueError(
-            f"{run} is a run of {kind} ({record['experiment']}): only BERT pre-training can be exported."
+            f"{run} is a run of {kind} ({record['experiment']}): only BERT pre-training can be "
+            "exported."
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder: choose another.")
@@ -70,7 +82,10 @@ def export(run: Path, folder: Path) -> dict:
 
 
 def mean_weights(run: Path, workers: int) -> tuple[int, dict[str, Tensor]]:
-    """The step of the newest checkpoint, and the mean of the ranks' weights: the bits of `mean_model`, but a rank at a time."""
+    """The step of the newest checkpoint, and the mean of the ranks' weights.
+
+    It has the same bits as that of `mean_model`, but only one rank's weights are in memory.
+    """
     source = newest(run / "checkpoints")
     files = [source / f"rank-{rank}.pt" for rank in range(workers)] if source else []
     missing = [file for file in files if not file.exists()]
@@ -78,8 +93,9 @@ def mean_weights(run: Path, workers: int) -> tuple[int, dict[str, Tensor]]:
         raise FileNotFoundError(
             f"{missing[0]} is missing: all workers' files must be in one folder."
             if missing
-            else f"{run} has no checkpoint. A run keeps its newest two if checkpoint_every is at least 1 (it is "
-            f"{read_run(run)['config']['checkpoint_every']}); train it again with checkpoint_every=N overwrite=true."
+            else f"{run} has no checkpoint. A run keeps its newest two if checkpoint_every is at "
+            f"least 1 (it is {read_run(run)['config']['checkpoint_every']}): train it again with "
+            "checkpoint_every=N overwrite=true."
         )
     total = None
     for file in files:
@@ -100,7 +116,7 @@ def mean_weights(run: Path, workers: int) -> tuple[int, dict[str, Tensor]]:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """As the mean is taken: in float32 at least."""
+    """In at least float32, in which the mean is taken."""
     return (
         tensor.to(torch.promote_types(tensor.dtype, torch.float32))
         if tensor.is_floating_point()
@@ -109,7 +125,11 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def tokenizer_of(record: dict) -> Tokenizer:
-    """The tokenizer of a run of BERT pre-training. ValueError if it was trained on another text than is here."""
+    """The tokenizer of a run of BERT pre-training.
+
+    Raises:
+        ValueError: it was trained on another text than is here.
+    """
     options, places = record["config"]["task"], composed([])
     tokenizer = instantiate(options["tokenizer"])
     text = instantiate(with_data_root(options["text"], places.data_root), _convert_="all")
@@ -117,14 +137,18 @@ def tokenizer_of(record: dict) -> Tokenizer:
         sha256 = load_corpus(text, tokenizer, Path(places.cache).expanduser()).sha256
         if sha256 != record["corpus_sha256"]:
             raise ValueError(
-                "The text is not the one that the run has read, so a tokenizer trained on it has other pieces: export with the Python "
-                f"({record['environment']['python']}) and the data of the run."
+                "The text is not the one that the run has read, so that a tokenizer trained on it "
+                "has other pieces: export with the run's data and Python "
+                f"({record['environment']['python']})."
             )
     return tokenizer.build(text.documents())
 
 
-def with_data_root(options, data_root: str | None):
-    """A text's options with the place of the data, which run.json does not have, wherever a data set of the hub is named."""
+def with_data_root(options: object, data_root: str | None) -> object:
+    """A text's options, with the place of the data wherever a data set of the hub is named.
+
+    run.json does not have it, since it belongs to the machine.
+    """
     if not isinstance(options, dict):
         return options
     restored = {name: with_data_root(value, data_root) for name, value in options.items()}
@@ -133,7 +157,7 @@ def with_data_root(options, data_root: str | None):
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="scripts/export_weights",
+        prog="python -m onebit.lab.export",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -147,12 +171,13 @@ def main() -> None:
     step, steps = about["step"], about["total_steps"]
     if step < steps:
         print(
-            f"warning: step {step:,} of {steps:,} (the run is {about['status']}): the pre-training is not whole",
+            f"warning: step {step:,} of {steps:,} (the run is {about['status']}): the pre-training "
+            "is not complete.",
             file=sys.stderr,
         )
     print(
-        f"{options.folder}: {about['optimizer']}, seed {about['seed']} of {about['experiment']}, step {step:,}, the mean of "
-        f"{about['workers']} workers; --help says how to fine-tune it"
+        f"{options.folder}: {about['optimizer']}, seed {about['seed']} of {about['experiment']}, "
+        f"step {step:,}, the mean of {about['workers']} workers; --help says how to fine-tune it"
     )
 
 

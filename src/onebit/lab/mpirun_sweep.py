@@ -1,10 +1,11 @@
-"""Train optimizers x seeds one after the other under mpirun: scripts/mpirun_sweep.
+"""Train all pairs of some optimizers and seeds under mpirun, one after the other.
 
-    scripts/mpirun_sweep figure_06 --profile paper --workers 8 --optimizers adam onebit_adam --seeds 1 2 3
-    scripts/mpirun_sweep figure_06 --dry-run
+    python -m onebit.lab.mpirun_sweep figure_06 --profile paper --workers 8 --seeds 1 2 3
+    python -m onebit.lab.mpirun_sweep figure_06 --optimizers adam onebit_adam --dry-run
 
-The same command goes on where it stopped: a run that ended is kept, the one that was going on resumes from its checkpoint. A run that
-fails or diverges does not stop the others. Exit code 1: at least one failed.
+The same command continues after an interruption: runs that have ended are kept, and an unfinished
+run resumes from its checkpoint. A run that fails or diverges does not stop the others. The exit
+code is 1 if at least one failed.
 """
 
 import argparse
@@ -18,13 +19,15 @@ from pathlib import Path
 
 from onebit.lab.config import wrong_override
 from onebit.lab.report.artifact import load_artifact, overrides_of
-from onebit.lab.reproduce import text_table, to_come
-from onebit.lab.runs.load import PROFILES, RESULTS, SEEDS, differing, run_folder
+from onebit.lab.report.terminal import text_table
+from onebit.lab.runs.compare import differing
+from onebit.lab.runs.load import PROFILES, RESULTS, SEEDS, run_folder
 from onebit.lab.runs.metadata import ENDED, read_run
+from onebit.lab.runs.planned import record_to_come
 
 
 def command(options: argparse.Namespace, optimizer: str, seed: int, folder: Path) -> list[str]:
-    """What starts one run."""
+    """The command that starts one run."""
     arguments = [
         f"experiment={options.experiment}",
         f"profile={options.profile}",
@@ -47,7 +50,7 @@ def command(options: argparse.Namespace, optimizer: str, seed: int, folder: Path
 
 
 def check(options: argparse.Namespace) -> None:
-    """ValueError if a run is there already that was trained otherwise than this sweep would train it."""
+    """Raise ValueError if a run is there that was trained with other options than this sweep's."""
     for optimizer in options.optimizers:
         arguments = [
             f"experiment={options.experiment}",
@@ -56,7 +59,7 @@ def check(options: argparse.Namespace) -> None:
             "comm=mpi",
             *options.options,
         ]
-        asked = to_come(optimizer, options.workers, arguments)
+        asked = record_to_come(optimizer, options.workers, arguments)
         for seed in options.seeds:
             folder = run_folder(
                 options.results, options.experiment, options.profile, optimizer, seed
@@ -65,12 +68,13 @@ def check(options: argparse.Namespace) -> None:
             names = differing(record, asked) if record else []
             if names:
                 raise ValueError(
-                    f"{folder} holds a run with another {', '.join(names)}: name another folder by --results, or remove it"
+                    f"{folder} holds a run with another {', '.join(names)}: name another folder "
+                    "with --results, or remove it."
                 )
 
 
 def sweep(options: argparse.Namespace) -> list[list[str]]:
-    """Train what has not ended; optimizer, seed, outcome and minutes of each run."""
+    """Train what has not ended; returns optimizer, seed, outcome and minutes of each run."""
     lines = []
     for seed in options.seeds:
         for optimizer in options.optimizers:
@@ -90,15 +94,15 @@ def sweep(options: argparse.Namespace) -> list[list[str]]:
 
 
 def run(started: list[str], folder: Path) -> str:
-    """Its outcome: finished, diverged, or failed with its exit code."""
+    """Run the command; returns finished, diverged, or failed with its exit code."""
     code = subprocess.run(started).returncode
     status = read_run(folder).get("status")
     return status if code == 0 and status in ENDED else f"failed, exit code {code}"
 
 
-def parse() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Train optimizers x seeds one after the other under mpirun."
+        description="Train all pairs of some optimizers and seeds under mpirun, one by one."
     )
     parser.add_argument("experiment", help="a file of conf/experiment, e.g. figure_06")
     parser.add_argument("--profile", default="laptop", choices=PROFILES)
@@ -126,6 +130,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the commands and start nothing"
     )
+    return parser
+
+
+def parse() -> argparse.Namespace:
+    """The options. The process ends with code 2 if a name is wrong or there is no launcher."""
+    parser = make_parser()
     options = parser.parse_args()
     for optimizer in options.optimizers or ("adam",):
         base = overrides_of(optimizer)[:1]  # the further options of a variant are ours
@@ -137,20 +147,21 @@ def parse() -> argparse.Namespace:
     except ValueError:
         parser.exit(
             2,
-            f"error: no figure says which optimizers {options.experiment} compares: name them by --optimizers\n",
+            f"error: no figure says which optimizers {options.experiment} compares: name them with "
+            "--optimizers\n",
         )
     if not options.dry_run and shutil.which(options.mpirun[0]) is None:
         parser.exit(
             2,
-            f"error: there is no {options.mpirun[0]}: install Open MPI (pip install .[mpi]), or name it by --mpirun\n",
+            f"error: there is no {options.mpirun[0]}: install Open MPI (pip install onebit[mpi]), "
+            "or name the launcher with --mpirun\n",
         )
     return options
 
 
 def main() -> None:
-    os.environ["PATH"] += os.pathsep + str(
-        Path(sys.executable).parent
-    )  # an environment of its own may bring mpirun
+    # A virtual environment may have an mpirun of its own.
+    os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = parse()
     try:
@@ -159,7 +170,7 @@ def main() -> None:
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
-        raise SystemExit("\nInterrupted. The same command goes on from here.") from None
+        raise SystemExit("\nInterrupted. The same command continues from here.") from None
     print("\n" + text_table(["optimizer", "seed", "outcome", "minutes"], lines, [32, 6, 24, 8]))
     raise SystemExit(any(outcome.startswith("failed") for _, _, outcome, _ in lines))
 

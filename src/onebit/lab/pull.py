@@ -1,44 +1,51 @@
-"""Bring the runs of a Weights & Biases project back to files, as training has written them: scripts/pull_wandb.
+"""Write the runs of a Weights & Biases project to files, as training has written them.
 
-    scripts/pull_wandb ENTITY/onebit --group figure_04     what was logged online
-    scripts/pull_wandb --offline results/runs              what wandb=offline has left under a folder
+    python -m onebit.lab.pull ENTITY/onebit --group figure_04     what was logged online
+    python -m onebit.lab.pull --offline results/runs              what wandb=offline has written
 
-Each run goes into results/runs/<experiment>/<profile>/<optimizer>/seed-<n>, or, if it was fine-tuned from weights of scripts/export_weights,
-into results/runs/pretrained, where the claims look for it: curve.csv, evaluation.csv, tensors.csv and run.json, as `Recorder` writes them; only
-the tensors of a step are in alphabetical order, since W&B keeps none. Runs that have not ended are left out; a folder that holds a run is kept,
-unless --overwrite is given.
+Each run goes into results/runs/<experiment>/<profile>/<optimizer>/seed-<n>. If it was fine-tuned
+from weights of onebit.lab.export, it goes into results/runs/pretrained, where the claims look for
+it. The files are curve.csv, evaluation.csv, tensors.csv and run.json, as `Recorder` writes them,
+except that the tensors of a step are in alphabetical order, since W&B keeps no order. Runs that
+have not ended are left out. A folder that holds a run is kept, unless --overwrite is given.
 """
 
 import argparse
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from onebit.lab.runs.load import RESULTS, run_folder
 from onebit.lab.runs.metadata import ENDED, read_run
-from onebit.lab.runs.recorder import COLUMNS, EVALUATION, TENSORS, TRAFFIC, Table
+from onebit.lab.runs.recorder import COLUMNS, EVALUATION, IDENTITY, TENSORS, TRAFFIC, Table
 from onebit.lab.runs.state_log import QUANTITIES
 
 WHOLE = ("step", "samples", *TRAFFIC)
-IDENTITY = COLUMNS[:5]
-# A .wandb file: a header, then blocks of LevelDB's log format, in which a record lies whole or in parts.
+# A .wandb file is a header, then blocks of LevelDB's log format. A record lies in one block, or in
+# parts in several.
 HEADER, BLOCK, PART = b":W&B", 32768, struct.Struct("<IHB")
 ONLY, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 @dataclass
 class Logged:
-    """What W&B knows of a run: run.json before the first step, what was added at the end, {step: what was logged after it}."""
+    """What W&B knows of a run.
+
+    facts: run.json as it was before the first step.
+    summary: what was added at the end.
+    history: {step: what was logged after it}.
+    """
 
     facts: dict = field(default_factory=dict)
     summary: dict = field(default_factory=dict)
     history: dict[int, dict] = field(default_factory=dict)
 
 
-def online(api, project: str, group: str | None) -> Iterator[Logged]:
-    """The runs of a project, "entity/name". api: wandb.Api(), or what behaves like it."""
+def online(api: Any, project: str, group: str | None) -> Iterator[Logged]:
+    """The runs of a project, "entity/name". api: wandb.Api(), or an object like it."""
     for run in api.runs(project, filters={"group": group} if group else {}):
         yield Logged(
             dict(run.config), dict(run.summary), {row["step"]: row for row in run.scan_history()}
@@ -46,7 +53,7 @@ def online(api, project: str, group: str | None) -> Iterator[Logged]:
 
 
 def offline(root: Path) -> list[Logged]:
-    """The runs whose .wandb files lie under `root`; the stretches of a run that was resumed are put together."""
+    """The runs whose .wandb files lie under `root`. The files of a resumed run are put together."""
     runs = {}
     for path in sorted(
         root.rglob("*.wandb"), key=lambda path: path.parent.name
@@ -56,7 +63,7 @@ def offline(root: Path) -> list[Logged]:
 
 
 def take_in(run: Logged, path: Path) -> None:
-    """Add what a .wandb file says; of a step that was logged before, it replaces it."""
+    """Add what a .wandb file says, in place of what is known of the same steps."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     for data in messages(path.read_bytes()):
@@ -68,20 +75,24 @@ def take_in(run: Logged, path: Path) -> None:
             run.history[row["step"]] = run.history.get(row["step"], {}) | row
 
 
-def values(items) -> dict:
-    """Without those that W&B adds, such as _wandb and _step."""
+def values(items: Iterable[Any]) -> dict:
+    """The items as {name: value}, without those that W&B adds, such as _wandb and _step."""
     named = ((item.key or item.nested_key[0], item.value_json) for item in items)
     return {name: json.loads(value) for name, value in named if not name.startswith("_")}
 
 
 def messages(data: bytes) -> Iterator[bytes]:
-    """The records of a .wandb file; those that were not wholly written, when the run was killed, are left out."""
+    """The records of a .wandb file, without one that is incomplete because the run was killed.
+
+    Raises:
+        ValueError: this is no .wandb file.
+    """
     if not data.startswith(HEADER):
         raise ValueError("this is no .wandb file")
     position, parts = PART.size, b""
     while position + PART.size <= len(data):
         if BLOCK - position % BLOCK < PART.size:
-            position += BLOCK - position % BLOCK  # the rest of a block is padding
+            position += BLOCK - position % BLOCK  # the rest of the block is padding
             continue
         _, length, kind = PART.unpack_from(data, position)
         start, position = position + PART.size, position + PART.size + length
@@ -93,7 +104,11 @@ def messages(data: bytes) -> Iterator[bytes]:
 
 
 def write(run: Logged, root: Path, overwrite: bool = False) -> str:
-    """Write a run's files under root/runs; says in a line what was done. ValueError if its history has not all rows."""
+    """Write a run's files under root/runs; returns a line that says what was done.
+
+    Raises:
+        ValueError: W&B does not have all rows of the run.
+    """
     if not {*IDENTITY, "config"} <= run.facts.keys():
         return "left out: a run that onebit.lab has not trained"
     identity = {name: run.facts[name] for name in IDENTITY}
@@ -114,7 +129,10 @@ def write(run: Logged, root: Path, overwrite: bool = False) -> str:
 
 
 def folder_of(facts: dict, root: Path) -> Path:
-    """Where a run's files go: fine-tuning of what was pre-trained here is told apart by what has pre-trained it."""
+    """Where a run's files go.
+
+    Runs that fine-tune what was pre-trained here are told apart by what has pre-trained it.
+    """
     experiment, profile, optimizer, seed = (facts[name] for name in IDENTITY[:4])
     before = facts.get("pretraining")
     if before:
@@ -123,7 +141,7 @@ def folder_of(facts: dict, root: Path) -> Path:
 
 
 def curve_rows(run: Logged) -> list[dict]:
-    """The rows of curve.csv, but for what identifies the run."""
+    """The rows of curve.csv, without the columns that identify the run."""
     rows = [
         {name: cell(name, row[name]) for name in COLUMNS[5:]}
         for _, row in sorted(run.history.items())
@@ -132,14 +150,18 @@ def curve_rows(run: Logged) -> list[dict]:
     first = run.facts["config"]["record_every"]
     if not rows or rows[0]["step"] > min(first, run.facts["total_steps"]):
         raise ValueError(
-            f"W&B knows this run from step {rows[0]['step'] if rows else 'none'} on only, since it was resumed with another wandb= than "
-            "it was started with: take the files that it wrote itself"
+            f"W&B knows this run only from step {rows[0]['step'] if rows else 'none'} on, since it "
+            "was resumed with another wandb= than it was started with: use the files that the run "
+            "has written itself"
         )
     return rows
 
 
 def evaluation_rows(run: Logged) -> list[dict]:
-    """The rows of evaluation.csv: whatever else was logged, but for W&B's own and what is logged by tensor; the players' losses first."""
+    """The rows of evaluation.csv, the players' losses first.
+
+    They are what was logged besides the columns of curve.csv, W&B's own and those by tensor.
+    """
     return [
         {"step": step, "samples": row["samples"], "metric": name, "value": float(value)}
         for step, row in sorted(run.history.items())
@@ -149,7 +171,7 @@ def evaluation_rows(run: Logged) -> list[dict]:
 
 
 def tensor_rows(run: Logged) -> list[dict]:
-    """The rows of tensors.csv: what was logged as quantity/tensor."""
+    """The rows of tensors.csv, which were logged as quantity/tensor."""
     rows = []
     for step, row in sorted(run.history.items()):
         tensors = {}
@@ -164,14 +186,18 @@ def tensor_rows(run: Logged) -> list[dict]:
     return rows
 
 
-def cell(name: str, value):
-    """As it was before JSON, which knows no difference of 4.0 and 4; the online service says "NaN" for nan."""
+def cell(name: str, value: Any) -> Any:
+    """The value as it was before JSON, which does not distinguish 4.0 from 4.
+
+    The online service also writes "NaN" for nan.
+    """
     if value is None or name == "phase":
         return value
     return int(value) if name in WHOLE else float(value)
 
 
 def save(path: Path, columns: tuple[str, ...], rows: list[dict]) -> None:
+    """Write a CSV file; none if there are no rows."""
     table = Table(path, columns)
     table.start(0)
     for row in rows:
@@ -181,7 +207,7 @@ def save(path: Path, columns: tuple[str, ...], rows: list[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Bring the runs of a Weights & Biases project back to files, as training has written them."
+        description="Write the runs of a Weights & Biases project to files, as training does."
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("project", nargs="?", help="ENTITY/PROJECT; needs `wandb login`")
@@ -190,7 +216,7 @@ def main() -> None:
     )
     parser.add_argument("--group", help="only the runs of this experiment, e.g. figure_04")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder that holds runs/")
-    parser.add_argument("--overwrite", action="store_true", help="replace runs that are there")
+    parser.add_argument("--overwrite", action="store_true", help="replace runs that have files")
     options = parser.parse_args()
     if options.offline:
         runs = offline(options.offline)
@@ -207,7 +233,8 @@ def main() -> None:
         except ValueError as error:
             failed += 1
             print(
-                f"failed: {run.facts.get('experiment')}, {run.facts.get('optimizer')}, seed {run.facts.get('seed')}: {error}"
+                f"failed: {run.facts.get('experiment')}, {run.facts.get('optimizer')}, "
+                f"seed {run.facts.get('seed')}: {error}"
             )
     raise SystemExit(min(failed, 1))
 

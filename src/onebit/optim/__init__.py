@@ -1,1 +1,1 @@
-"""One file per optimizer; `warmup` says when to freeze the variance."""
+"""One file per optimizer. Read `optimizer` first, which has what one step is."""

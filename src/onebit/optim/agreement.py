@@ -1,50 +1,57 @@
-"""What the ranks must agree on before anything is changed: the same parameters, one clipping factor, one decision to skip."""
+"""What the ranks must agree on before anything is changed.
+
+They must hold the same parameters, clip by one factor, and take or skip a step together. A rank's
+own GradScaler has its say in both.
+"""
 
 import hashlib
 import math
 import struct
 import zlib
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from onebit.optim.options import has_sparse_gradient
+from onebit.comm import Communicator
+from onebit.optim.validation import describe_option, has_sparse_gradient
 
-_MESSAGE = struct.Struct(
-    "<dII"
-)  # 16 bytes: squared norm of the local gradients, late gradients, digest of the options
+# 16 bytes: squared norm of the local gradients, masked gradient elements, digest of the options
+_MESSAGE = struct.Struct("<dII")
 _MOST = 2**32 - 1
 
 
 class Agreement(NamedTuple):
-    """What the ranks know of their gradients together."""
+    """What the ranks know of their gradients together.
 
-    squared_norm: (
-        float  # mean over the ranks of the squared norm; not finite if any gradient is not
-    )
-    late: int  # elements, over all ranks, with a gradient where the variance was zero at the freeze
-    same_options: bool  # whether all ranks are about to take the same step
-    same_norm: bool  # whether several ranks have gradients of exactly the same norm
+    Attributes:
+        squared_norm: the mean over the ranks of the squared norm; not finite if a gradient is not.
+        masked: gradient elements, over all ranks, that are not zero where the mask is.
+        same_options: whether all ranks are about to take the same step.
+        same_norm: whether several ranks have gradients of exactly the same norm.
+    """
 
-
-def to_bytes(data, device):
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
-
-
-def gather_bytes(communicator, data, device):
-    """Every rank's `data`, byte strings of one length, in rank order."""
-    return [bytes(row.tolist()) for row in communicator.all_gather(to_bytes(data, device))]
+    squared_norm: float
+    masked: int
+    same_options: bool
+    same_norm: bool
 
 
-def agree(communicator, squared_norm, late, options, device):
-    """One all_gather of 16 bytes; sums in rank order, so that every rank gets the same bits.
+def agree(
+    communicator: Communicator,
+    squared_norm: float,
+    masked: int,
+    options: str,
+    device: torch.device,
+) -> Agreement:
+    """One all_gather of 16 bytes; sums go in rank order, so that every rank gets the same bits.
 
     Args:
         squared_norm: of this rank's gradients.
-        late: this rank's count of gradients where there is no variance.
+        masked: this rank's number of gradient elements that are not zero where the mask is.
         options: text of what all ranks must have in common at this step.
     """
-    message = _MESSAGE.pack(squared_norm, min(late, _MOST), zlib.crc32(options.encode()))
+    message = _MESSAGE.pack(squared_norm, min(masked, _MOST), zlib.crc32(options.encode()))
     rows = gather_bytes(communicator, message, device)
     norms, counts, digests = zip(*map(_MESSAGE.unpack, rows), strict=True)
     return Agreement(
@@ -55,46 +62,121 @@ def agree(communicator, squared_norm, late, options, device):
     )
 
 
-def describe_options(group, names):
-    """These options of a parameter group as text, the same on ranks that have the same."""
-    return ", ".join(f"{name}={group[name]}" for name in names)
+def gather_bytes(communicator: Communicator, data: bytes, device: torch.device) -> list[bytes]:
+    """Every rank's `data`, byte strings of one length, in rank order."""
+    sent = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    return [bytes(row.tolist()) for row in communicator.all_gather(sent)]
 
 
-def clip_factor(norm_squared, max_grad_norm):
-    """min(1, max_grad_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; None if the norm is not finite."""
+# ---- one factor: clipping, and torch.amp.GradScaler
+
+
+def clip_factor(norm_squared: float, max_grad_norm: float | None) -> float | None:
+    """min(1, max_grad_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_.
+
+    None if the norm is not finite.
+    """
     if not math.isfinite(norm_squared):
         return None
-    return (
-        1.0 if max_grad_norm is None else min(1.0, max_grad_norm / (math.sqrt(norm_squared) + 1e-6))
-    )
+    if max_grad_norm is None:
+        return 1.0
+    return min(1.0, max_grad_norm / (math.sqrt(norm_squared) + 1e-6))
 
 
-def checksum(tensor):
+def is_scaled(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a GradScaler calls step(): it sets `found_inf`, and `grad_scale`, which is None after
+    `unscale_`."""
+    return hasattr(optimizer, "found_inf")
+
+
+def unscaling(optimizer: torch.optim.Optimizer) -> float:
+    """What this rank's gradients must be multiplied by before all else.
+
+    That is 1 / scale of a GradScaler, 1 without one; NaN if the scaler has found an inf, so that
+    whatever the ranks compute together tells all of them to skip.
+    """
+    if not is_scaled(optimizer):
+        return 1.0
+    if float(optimizer.found_inf):
+        return math.nan
+    return 1.0 if optimizer.grad_scale is None else 1 / float(optimizer.grad_scale)
+
+
+def check_scaler_may_step(optimizer: torch.optim.Optimizer, overlap: bool) -> None:
+    """Raise RuntimeError if a GradScaler calls step(), and gradients have left with its scale."""
+    if overlap and is_scaled(optimizer):
+        raise RuntimeError(
+            "with overlap=True a bucket leaves during backward, when this rank's scale is still in "
+            "it and torch.amp.GradScaler has not yet looked at it: make the optimizer with "
+            "overlap=False, or use bfloat16, which needs no scaler"
+        )
+
+
+# ---- the same on all ranks
+
+
+def describe_options(group: Mapping[str, Any], names: Iterable[str]) -> str:
+    """These options of a parameter group as text, the same on ranks that have the same."""
+    return "; ".join(f"{name}={group[name]}" for name in names)
+
+
+def checksum(tensor: torch.Tensor) -> int:
     """CRC-32 of a tensor's bytes, row-major."""
     flat = tensor.detach().reshape(-1).contiguous()
     return zlib.crc32(flat.view(torch.uint8).cpu().numpy()) if flat.numel() else 0
 
 
-def describe_parameters(groups, options, names, shared):
-    """For each parameter all that the ranks must have in common before they compute with it, as text.
+def describe_parameters(
+    groups: Iterable[Mapping[str, Any]],
+    options: Sequence[str],
+    names: Iterator[str],
+    shared: Mapping[torch.Tensor, Mapping[str, torch.Tensor]],
+) -> Iterator[str]:
+    """For each parameter a line of all that the ranks must have in common before they compute.
 
     Args:
-        groups: parameter groups. options: the names of theirs that count. names: of all parameters, in order.
+        groups: parameter groups.
+        options: the names of their options that count.
+        names: those of all parameters, in order.
         shared: parameter -> its tensors that are the same on all ranks, by name.
     """
-    names = iter(names)
     for group in groups:
-        described = describe_options(group, options)
         for p in group["params"]:
-            sparse = ", a sparse gradient" if has_sparse_gradient(p) else ""
-            checksums = ", ".join(
-                f"{name} {checksum(tensor):08x}" for name, tensor in shared[p].items()
+            yield line(
+                next(names),
+                f"shape {tuple(p.shape)}",
+                str(p.dtype),
+                f"requires_grad={p.requires_grad}",
+                describe_options(group, options),
+                "a sparse gradient" if has_sparse_gradient(p) else "a dense gradient",
+                *(f"checksum of {name} {checksum(x):08x}" for name, x in shared[p].items()),
             )
-            yield f"{next(names)}: shape {tuple(p.shape)}, {p.dtype}, requires_grad={p.requires_grad}, {described}{sparse}, checksums: {checksums}"
 
 
-def check_same_on_all_ranks(communicator, lines, device, remedy):
-    """Raise RuntimeError on all ranks, naming the first difference, unless all ranks give the same `lines` of text."""
+def describe_optimizer(
+    kind: str, steps: int, options: Mapping[str, Any], facts: Mapping[str, Any], scaled: bool
+) -> str:
+    """A line of what the optimizers of all ranks must have in common."""
+    return line(
+        kind,
+        f"after {steps} steps",
+        *(f"{name}={describe_option(value)}" for name, value in (facts | options).items()),
+        f"{'with' if scaled else 'without'} a GradScaler",
+    )
+
+
+def line(name: str, *facts: str) -> str:
+    """Facts of something, as `check_same_on_all_ranks` takes them."""
+    return f"{name}: {'; '.join(facts)}"
+
+
+def check_same_on_all_ranks(
+    communicator: Communicator, lines: Iterable[str], device: torch.device, remedy: str
+) -> None:
+    """Raise RuntimeError on all ranks unless all give the same `lines`, each made by `line`.
+
+    The message tells of the first line that differs the facts that do, then the remedy.
+    """
     text = "\n".join(lines).encode()
     if len(set(gather_bytes(communicator, hashlib.sha256(text).digest(), device))) == 1:
         return
@@ -109,5 +191,13 @@ def check_same_on_all_ranks(communicator, lines, device, remedy):
             ours, theirs = (t[i] if i < len(t) else "nothing more" for t in (texts[0], other))
             if ours != theirs:
                 raise RuntimeError(
-                    f"the ranks differ: rank 0 has {ours}; rank {rank} has {theirs}. {remedy}"
+                    f"the ranks differ: rank 0 has {_only_what_differs(ours, theirs)}; rank {rank} "
+                    f"has {_only_what_differs(theirs, ours)}. {remedy}"
                 )
+
+
+def _only_what_differs(ours: str, theirs: str) -> str:
+    """`ours` without the facts that `theirs` has too."""
+    (name, _, facts), (other, _, known) = (text.partition(": ") for text in (ours, theirs))
+    own = [fact for fact in facts.split("; ") if name != other or fact not in known.split("; ")]
+    return f"{name}: {', '.join(own)}" if facts and own else name

@@ -1,89 +1,122 @@
+"""1-bit Adam."""
+
 import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from onebit.comm import Communicator
 from onebit.compression import Sign
+from onebit.optim import notices
 from onebit.optim.adam import DistributedAdam
-from onebit.optim.options import (
-    check_compressor,
-    check_number,
-    describe_compressor,
-    option_names,
-    reject_unknown,
+from onebit.optim.bucket import Bucket, Group
+from onebit.optim.freeze import (
+    FixedSteps,
+    Policy,
+    large_steps,
+    raise_to_floor,
+    small_variance,
+    why_unsettled,
 )
 from onebit.optim.packed_update import packed_update
-from onebit.optim.small_variance import large_steps, raise_to_floor, small_variance
-from onebit.optim.warmup import FixedSteps, Policy
+from onebit.optim.run_state import Option, RunState
+from onebit.optim.traffic import Traffic
+from onebit.optim.validation import check_number
+
+
+@dataclass(eq=False)
+class WarmupRun(RunState):
+    """Attributes:
+    policy: the user's; the option `warmup` is the one in force, which `restart_warmup` changes.
+    variance_steps: how often the variance was updated.
+    variance_is_corrected: whether it was divided by 1 - beta2^T_w, once and for all.
+    restart_end: the step at which a new warm-up ends; None: there was none.
+    traffic_at_freeze: that of the last step before the freeze, until the freeze is logged.
+    """
+
+    policy: Policy | None = None
+    variance_steps: int = 0
+    variance_is_corrected: bool = False
+    restart_end: int | None = None
+    traffic_at_freeze: Traffic | None = None
 
 
 class OneBitAdam(DistributedAdam):
-    """1-bit Adam (Tang et al., ICML 2021, Algorithm 1): Adam for T_w steps, then momentum sent as signs under a frozen variance.
+    """1-bit Adam (Tang et al., ICML 2021, Algorithm 1).
+
+    It is Adam for T_w steps; then the momentum is sent as signs, under a frozen variance.
 
     Warm-up, steps 1 to T_w: `DistributedAdam`. Then v is frozen, and with this rank's gradient g_i
 
-        m_i = beta1 m + (1 - beta1) g_i                                   line 6
-        m   = C-allreduce(m_i)                                            lines 7-12, see `onebit.allreduce.CompressedAllreduce`
-        x  <- (1 - lr weight_decay) x - lr m_hat / (sqrt(v) + eps)        line 13
+        m_i = beta1 m + (1 - beta1) g_i                                     line 6
+        m   = C-allreduce(m_i)                                              lines 7-12
+        x  <- (1 - lr weight_decay) x - lr m_hat / (sqrt(v) + eps)          line 13
 
-    The worker and server errors are in units of the momentum. A compressed step is three collectives: 16 bytes of agreement, then
-    one all_to_all and one all_gather of n / 8 bytes together with one scale per tensor.
+    For C-allreduce see `onebit.allreduce.CompressedAllreduce`. The worker and server errors are in
+    units of the momentum. A compressed step is three collectives: 16 bytes of agreement, then one
+    all_to_all and one all_gather of n / 8 bytes together with one scale per tensor.
 
-    Coordinates whose v is exactly zero at the freeze are masked: one bit cannot say zero, and m / eps explodes. They keep their value
-    (but for weight decay); a warning tells if they get a gradient after all.
+    Coordinates whose v is exactly zero at the freeze are masked: one bit cannot say zero, and
+    m / eps explodes. They keep their value (except for weight decay); a warning tells if they get a
+    gradient after all.
+
+    After the first compressed step the logger "onebit" has one line on rank 0, of level INFO, with
+    the bytes sent before and after. `logging.basicConfig(level=logging.INFO)` shows it.
 
     Args: as `DistributedAdam`, and
-        warmup: T_w, an int, `FixedSteps` or `VarianceRatio`. Required: 15 to 25 % of all steps is a good start.
-        bias_correction: the warm-up equals AdamW; v is divided by 1 - beta2^T_w once, at the freeze, and m by 1 - beta1^t at every step.
-        max_grad_norm: after the freeze it bounds sqrt(mean_i ||g_i||^2), since the mean gradient is not known by then.
-        check_finite: False together with max_grad_norm=None saves a pass over the gradients and the 16 bytes; then neither gradients
-            that are not finite nor late gradients of masked coordinates are noticed.
-        variance_floor: at the freeze v becomes at least this fraction of its tensor's mean, so that nothing is masked; 0: mask.
+        warmup: T_w, an int, `FixedSteps` or `VarianceRatio`. 15 to 25 % of all steps is a good
+            start.
+        bias_correction: the warm-up equals AdamW; v is divided by 1 - beta2^T_w once, at the
+            freeze, and m by 1 - beta1^t at every step.
+        max_grad_norm: after the freeze it bounds sqrt(mean_i ||g_i||^2), since nobody knows the
+            mean gradient by then.
+        check_finite: False together with max_grad_norm=None saves a pass over the gradients and
+            the 16 bytes. Then neither gradients that are not finite nor gradients of masked
+            coordinates are noticed.
+        variance_floor: at the freeze v becomes at least this fraction of its tensor's mean, so
+            that nothing is masked; 0: mask.
         compressor: see `onebit.compression`; None: `Sign`. `Identity` gives "1-bit Adam (32 bits)".
-        bucket_cap_mb, overlap: as `DistributedAdam`'s. Buckets cut the vector at other places, so the servers' scales are those of other
-            pieces; overlap itself changes no bit. It costs as much memory as the errors.
-        communicator: see `onebit.comm`; None: torch.distributed's default group, or a single worker.
+        bucket_cap_mb, overlap: as `DistributedAdam`'s. Buckets cut the vector at other places, so
+            the servers' scales are those of other pieces; overlap itself changes no bit. It costs
+            as much memory as the errors.
     """
 
-    has_errors = True
+    run_state = WarmupRun
+    compresses = True
     takes_frozen_variance = True
-    late_remedy = (
+    masked_remedy = (
         "Call restart_warmup(steps), put them in a group with compress=False, or set variance_floor"
     )
 
+    warmup: Policy = Option()
+    variance_floor: float = Option()
+    compressor: Any = Option()
+
     def __init__(
         self,
-        params,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=0.0,
+        params: Iterable,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
         *,
-        warmup=None,
-        bias_correction=True,
-        max_grad_norm=None,
-        check_finite=True,
-        variance_floor=0.0,
-        compressor=None,
-        bucket_cap_mb=None,
-        overlap=False,
-        communicator=None,
-        **unknown,
-    ):
-        reject_unknown(unknown, option_names(OneBitAdam.__init__), type(self).__name__)
-        if warmup is None:
-            raise TypeError(
-                f"{type(self).__name__} needs warmup=, the number of steps before the variance is frozen: 15 to 25 % of all steps is "
-                "the papers' rule of thumb, onebit.VarianceRatio(min_steps=...) chooses it"
-            )
+        warmup: int | Policy,
+        bias_correction: bool = True,
+        max_grad_norm: float | None = None,
+        check_finite: bool = True,
+        variance_floor: float = 0.0,
+        compressor: Any = None,
+        bucket_cap_mb: float | None = None,
+        overlap: bool = False,
+        communicator: Communicator | None = None,
+    ) -> None:
         check_number("variance_floor, a fraction of a tensor's mean variance,", variance_floor, 0)
-        self._policy = (
-            warmup if isinstance(warmup, Policy) else FixedSteps(warmup)
-        )  # the user's; `self.warmup` is the one in force
+        self._run.policy = warmup if isinstance(warmup, Policy) else FixedSteps(warmup)
+        self.warmup = self._run.policy
         self.variance_floor = variance_floor
-        self.compressor = check_compressor(compressor or Sign)
-        self._variance_steps = 0  # how often the variance was updated
-        self._variance_is_corrected = False
-        self._restart_end = None
+        self.compressor = compressor or Sign
         super().__init__(
             params,
             lr,
@@ -97,169 +130,181 @@ class OneBitAdam(DistributedAdam):
             overlap=overlap,
             communicator=communicator,
         )
-        self._begin_warmup(self._policy)
+        self._begin_warmup(self._run.policy)
+
+    # ---- the contract of subclasses, beside that of `DistributedAdam`
+
+    def _freeze(self) -> None:
+        """Line 2: v_{T_w}. All of it is computed from state that all ranks share, and the ranks
+        make sure that it is the same."""
+        run = self._run
+        if not all(torch.isfinite(bucket.variance).all() for bucket in self._compressed):
+            raise RuntimeError(
+                "the variance has overflowed: a gradient was too large to be squared. Set "
+                "max_grad_norm, or lower the learning rate"
+            )
+        self._compare_ranks()
+        unsettled = why_unsettled(self.warmup, self.steps)
+        if unsettled:
+            self._warn(unsettled)
+        for bucket in self._compressed:
+            if self.bias_correction and not run.variance_is_corrected:
+                for group, span in bucket.spans:
+                    bucket.variance[span] /= 1 - group["betas"][1] ** run.variance_steps
+            if self.variance_floor:
+                raise_to_floor(bucket, self.variance_floor)
+        run.variance_is_corrected |= self.bias_correction
+        self._mask_and_compress()
+        self._warn_of_small_variance()
+        run.traffic_at_freeze = run.meter.last
+
+    def _total_error(self, bucket: Bucket) -> torch.Tensor:
+        """mean_i delta_i + delta_bar in units of the momentum, float [layout.size]."""
+        return bucket.allreduce.total_error()
+
+    # ---- a step
 
     @property
-    def phase(self):
+    def phase(self) -> str:
+        """How the NEXT step communicates: "warmup" exactly, "compressed" with one bit.
+
+        After step T_w it is therefore "compressed".
+        """
         return "compressed" if self.warmup.is_over(self.steps) else "warmup"
 
-    def _begin_warmup(self, policy):
-        self.warmup = copy.deepcopy(policy)
-        self.warmup.bind(max(group["betas"][1] for group in self.param_groups))
-
-    def _describe(self):
-        return (
-            f"{super()._describe()}, {self.phase}, warmup={self.warmup!r}, variance_floor={self.variance_floor}, "
-            f"compressor={describe_compressor(self.compressor)}"
-        )
-
-    def _take_step(self):
-        return self._compressed_step() if self._holds_errors else self._warmup_step()
-
-    def _warmup_step(self):
-        taken = self._exact_step()
-        if taken and self.warmup.wants(self.steps):
-            self.warmup.observe(self.steps, sum(map(self._variance_sum, self._compressed)))
-        return taken
-
-    def _compressed_update(self, part, gathered):
+    def _compressed_update(self, bucket: Bucket, outcome: torch.Tensor) -> None:
         """Lines 12 and 13: m is what all ranks received, and stays packed."""
-        was_packed = part.packed is not None
-        part.pack_momentum(gathered)
+        was_packed = bucket.packed is not None
+        bucket.pack_momentum(outcome)
         if not was_packed:
-            self._show_state(part)
+            self._show_state(bucket)
         packed_update(
-            part.allreduce.compressor,
-            part.trained(),
-            part.variance,
-            gathered,
-            *self._numbers(part),
+            bucket.allreduce.compressor,
+            bucket.trained(),
+            bucket.variance,
+            outcome,
+            *self._update_factors(bucket),
         )
 
-    def _count_step(self):
+    def _count_step(self) -> None:
         super()._count_step()
-        self._variance_steps += not self._holds_errors
+        self._run.variance_steps += not self._is_compressing
 
-    def _variance_correction(self, part, group):
-        if not part.compress:
-            return super()._variance_correction(part, group)
-        return (
-            1.0
-            if self._variance_is_corrected or not self._variance_steps
-            else 1 - group["betas"][1] ** self._variance_steps
-        )
+    def _finish_step(self) -> None:
+        if not self._is_compressing and self.warmup.wants(self.steps):
+            self.warmup.observe(self.steps, sum(map(self._variance_sum, self._compressed)))
+
+    def _variance_correction(self, bucket: Bucket, group: Group) -> float:
+        if not bucket.compress:
+            return super()._variance_correction(bucket, group)
+        updates = self._run.variance_steps
+        if self._run.variance_is_corrected or not updates:
+            return 1.0
+        return 1 - group["betas"][1] ** updates
 
     # ---- between the phases
 
-    def _follow_phase(self):
-        """Freeze or thaw the variance if the phase says so; after a load or a new warm-up the state may lag behind the phase."""
-        if self.phase == "compressed" and not self._holds_errors:
+    def _follow_phase(self) -> None:
+        """Freeze or thaw the variance if the phase says so.
+
+        After a load or a new warm-up the state may lag behind the phase.
+        """
+        self._log_first_compressed_step()
+        if self.phase == "compressed" and not self._is_compressing:
             self._freeze()
-        elif self.phase == "warmup" and self._holds_errors:
+        elif self.phase == "warmup" and self._is_compressing:
             self._thaw()
 
-    def _freeze(self):
-        """Line 2: v_{T_w}. Everything here is computed from state that all ranks share, and the ranks make sure that it is the same."""
-        if not all(torch.isfinite(part.variance).all() for part in self._compressed):
-            raise RuntimeError(
-                "the variance has overflowed: a gradient was too large to be squared. Set max_grad_norm, or lower the learning rate"
+    def _log_first_compressed_step(self) -> None:
+        run, last = self._run, self._run.meter.last
+        if run.traffic_at_freeze is None or run.traffic_at_freeze is last or run.last_step_skipped:
+            return
+        run.traffic_at_freeze = None
+        if self.communicator.rank == 0:
+            notices.LOGGER.info(
+                "%s: the variance is frozen and compression has begun in step %d; a rank sends "
+                "%s bytes per step instead of %s",
+                type(self).__name__,
+                self.steps,
+                f"{last.bytes_sent:,}",
+                f"{last.exact_bytes:,}",
             )
-        self._compare_ranks()
-        self._warn_if_unsettled()
-        for part in self._compressed:
-            if self.bias_correction and not self._variance_is_corrected:
-                for group, span in part.spans:
-                    part.variance[span] /= 1 - group["betas"][1] ** self._variance_steps
-            if self.variance_floor:
-                raise_to_floor(part, self.variance_floor)
-        self._variance_is_corrected |= self.bias_correction
-        self._mask_and_compress()
-        self._warn_of_small_variance()
 
-    def _mask_and_compress(self):
-        """Where v = 0 nothing is sent: v does not change while it is frozen, so the mask follows from it."""
-        for part in self._compressed:
-            self._make_allreduce(part, part.layout.real & (part.variance > 0))
+    def _begin_warmup(self, policy: Policy) -> None:
+        self.warmup = copy.deepcopy(policy)
+        self.warmup.bind(max(group["betas"][1] for group in self.param_groups))
 
-    def _thaw(self):
+    def _mask_and_compress(self) -> None:
+        """Where v = 0 nothing is sent. A frozen v does not change, so the mask follows from it."""
+        for bucket in self._compressed:
+            self._make_allreduce(bucket, bucket.layout.real & (bucket.variance > 0))
+
+    def _thaw(self) -> None:
         """m <- m + mean_i delta_i + delta_bar, by one exact all_reduce; no error is left."""
-        for part in self._compressed:
-            part.momentum = part.momentum + self._total_error(part)
-            part.drop_errors()
-            self._show_state(part)
+        for bucket in self._compressed:
+            bucket.momentum = bucket.momentum + self._total_error(bucket)
+            bucket.drop_errors()
+            self._show_state(bucket)
 
-    def _total_error(self, part):
-        """mean_i delta_i + delta_bar in units of the momentum."""
-        return part.allreduce.total_error()
+    def restart_warmup(self, steps: int) -> None:
+        """Go back to exact Adam for `steps` steps, then freeze anew.
 
-    def restart_warmup(self, steps):
-        """Go back to exact Adam for `steps` steps, then freeze anew: for a change of data, such as a longer sequence.
-
-        The momentum takes over what the errors hold, the variance goes on from its frozen value, and the next freeze makes a new
+        This is for a change of data, such as a longer sequence. The momentum takes over what the
+        errors hold, the variance goes on from its frozen value, and the next freeze makes a new
         mask. All ranks must call it, between the same two steps.
+
+        Raises ValueError unless `steps` is a whole number of at least 1.
         """
         self._must_be_idle("restart_warmup was called")
-        self._restart_end = self.steps + FixedSteps(steps).steps
-        self._begin_warmup(FixedSteps(self._restart_end))
+        self._run.restart_end = self.steps + FixedSteps(steps).steps
+        self._begin_warmup(FixedSteps(self._run.restart_end))
         self._follow_phase()
 
-    # ---- warnings
-
-    def _warn_if_unsettled(self):
-        policy = self.warmup
-        if policy.ratio is None:
-            self._warn(
-                f"the variance is frozen after {self.steps} steps and is not known to have settled: the warm-up was no longer than the "
-                f"variance's memory, 1 / (1 - beta2) = {policy.window} steps. Training may be slow or unstable; a longer warmup is safer"
-            )
-        elif not policy.is_settled():
-            self._warn(
-                f"the variance is frozen after {self.steps} steps while it still changes: ||v_t||_1 / ||v_(t-{policy.window})||_1 = "
-                f"{policy.ratio:.3f}, outside [{policy.threshold}, {1 / policy.threshold:.3f}]. A longer warmup, or "
-                "onebit.VarianceRatio, is safer"
-            )
-
-    def _warn_of_small_variance(self):
-        large = sum(
-            large_steps(part, max(group["eps"] for group in self.param_groups))
-            for part in self._compressed
-        )
+    def _warn_of_small_variance(self) -> None:
+        eps = max(group["eps"] for group in self.param_groups)
+        large = sum(large_steps(bucket, eps) for bucket in self._compressed)
         if large:
             self._warn(small_variance(large))
 
+    def _change_layout(self, moments: dict[torch.Tensor, dict[str, torch.Tensor]]) -> None:
+        """A variance that is corrected once and for all and one that is corrected at each step are
+        different numbers: convert."""
+        before = self._correction_of_each()
+        super()._change_layout(moments)
+        after = self._correction_of_each()
+        for bucket in self._run.buckets if self.bias_correction else ():
+            for p, v in zip(bucket.params, bucket.layout.views(bucket.variance)):
+                v *= after[p] / before[p]
+
+    def _correction_of_each(self) -> dict[torch.Tensor, float]:
+        return {
+            p: self._variance_correction(bucket, group)
+            for bucket in self._run.buckets
+            for group, p in zip(bucket.groups, bucket.params)
+        }
+
     # ---- checkpoints
 
-    def _relayout(self, moments):
-        """A variance that is corrected once and for all and one that is corrected at each step are different numbers: convert."""
-        factors = {
-            p: self._variance_correction(part, group)
-            for part in self._parts
-            for group, p in zip(part.groups, part.params)
-        }
-        super()._relayout(moments)
-        for part in self._parts if self.bias_correction else ():
-            for group, p, v in zip(part.groups, part.params, part.layout.views(part.variance)):
-                v *= self._variance_correction(part, group) / factors[p]
-
-    def _facts(self):
+    def _facts(self) -> dict[str, Any]:
+        run = self._run
         return super()._facts() | {
-            "variance_steps": self._variance_steps,
-            "variance_is_corrected": self._variance_is_corrected,
-            "policy": repr(self._policy),
-            "restart_end": self._restart_end,
+            "variance_steps": run.variance_steps,
+            "variance_is_corrected": run.variance_is_corrected,
+            "policy": repr(run.policy),
+            "restart_end": run.restart_end,
             "warmup": self.warmup.state_dict(),
         }
 
-    def _take_facts(self, facts):
-        """A restart and what a policy chose are taken over only if the user's policy is still the one that they were saved under."""
+    def _take_facts(self, facts: dict[str, Any]) -> None:
+        """A restart and what a policy chose are taken over only if the user's policy is still the
+        one that they were saved under."""
         super()._take_facts(facts)
-        self._variance_steps = facts.get("variance_steps", self.steps)
-        self._variance_is_corrected = facts.get("variance_is_corrected", False)
-        same_policy = facts.get("policy") == repr(self._policy)
-        self._restart_end = facts["restart_end"] if same_policy else None
-        self._begin_warmup(
-            self._policy if self._restart_end is None else FixedSteps(self._restart_end)
-        )
+        run = self._run
+        run.variance_steps = facts.get("variance_steps", self.steps)
+        run.variance_is_corrected = facts.get("variance_is_corrected", False)
+        same_policy = facts.get("policy") == repr(run.policy)
+        run.restart_end = facts["restart_end"] if same_policy else None
+        self._begin_warmup(run.policy if run.restart_end is None else FixedSteps(run.restart_end))
         if same_policy:
             self.warmup.load_state_dict(facts["warmup"])
         if facts.get("holds_errors"):

@@ -12,17 +12,17 @@ def packed_update(
     variance: Tensor,
     payload: Tensor,
     decays: Numbers,
-    steps: Numbers,
+    rates: Numbers,
     epsilons: Numbers,
 ) -> None:
-    """x <- decay x - (step m) / (sqrt(v) + eps) in place, where m is what `payload` stands for.
+    """x <- decay x - (rate m) / (sqrt(v) + eps) in place, where m is what `payload` stands for.
 
     Args as `onebit.kernels.torch_ops.update`, which does it in one pass if the payload is signs.
     """
     partition = compressor.partition
     if isinstance(compressor, Sign):
-        compressor.kernels.update(partition, parameters, variance, payload, decays, steps, epsilons)
+        compressor.kernels.update(partition, parameters, variance, payload, decays, rates, epsilons)
         return
-    step_times_m = Terms([None] * len(parameters), momentum=payload, betas=steps)
-    moves = combine(partition, step_times_m, compressor.dtype, compressor.decompress)
+    rate_times_m = Terms([None] * len(parameters), momentum=payload, betas=rates)
+    moves = combine(partition, rate_times_m, compressor.dtype, compressor.decompress)
     apply_moves(partition, parameters, variance, moves, decays, epsilons)

@@ -155,7 +155,7 @@ class _Task:
         if partition not in _tasks_of:
             _tasks_of[partition] = _of_partition(partition)
         self._record = _tasks_of[partition].copy()
-        self._owners = []
+        self._owners: list = []  # keeps alive what the record points to
 
     def set(self, **fields):
         """Numbers are stored as they are, arrays and tensors by their address."""

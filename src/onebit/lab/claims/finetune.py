@@ -43,8 +43,9 @@ from onebit.lab.claims.statistics import (
     infinite_where_diverged,
     of_finished,
 )
-from onebit.lab.runs.load import PAPER, TUNING_SEED, paper_number, read_evaluation, require_alike
-from onebit.lab.runs.metadata import ENDED, read_run, without
+from onebit.lab.runs.compare import require_alike, without
+from onebit.lab.runs.load import PAPER, TUNING_SEED, paper_number, read_evaluation
+from onebit.lab.runs.metadata import ENDED, read_run
 
 MARGIN = 0.02
 SQUAD_MARGIN = 0.005

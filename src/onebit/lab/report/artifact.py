@@ -21,7 +21,8 @@ import pandas as pd
 
 from onebit.lab.report import captions, sweep, table
 from onebit.lab.report.figure import Drawing, write
-from onebit.lab.runs.load import PROFILES, RESULTS, load_records, load_rows, require_alike
+from onebit.lab.runs.compare import require_alike
+from onebit.lab.runs.load import PROFILES, RESULTS, load_records, load_rows
 from onebit.lab.runs.metadata import ROOT
 
 EXPERIMENTS = ROOT / "experiments"

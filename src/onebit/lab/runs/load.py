@@ -1,10 +1,11 @@
-"""Reading results: the rows and records that the runs left, and the paper's own curves and numbers."""
+"""Read results: the rows and records that runs have left, and the papers' curves and numbers."""
 
 from pathlib import Path
 
 import pandas as pd
 
-from onebit.lab.runs.metadata import ENDED, INCIDENTAL, ROOT, by_class_name, read_run, without
+from onebit.lab.runs.compare import require_alike
+from onebit.lab.runs.metadata import ENDED, ROOT, read_run
 from onebit.lab.runs.recorder import COLUMNS
 from onebit.lab.runs.state_log import QUANTITIES
 
@@ -12,16 +13,10 @@ RESULTS = ROOT / "results"
 PAPER = RESULTS / "paper"
 PROFILES = ("smoke", "laptop", "paper")
 SEEDS = (1, 2, 3, 4)  # of the results
-TUNING_SEED = (
-    0  # it served to choose the model's size and the learning rate, so it is none of the results
-)
-FROM_RECORD = (
-    "status",
-    "warmup_steps",
-    "total_steps",
-    "folder",
-)  # what every row of a run is told of it
-OWN = {"seed", "optimizer", "method"}  # options in which runs that are compared may differ
+# The seed at which the model's size and the learning rate were chosen; it is not among the results.
+TUNING_SEED = 0
+# What every row of a run takes from its run.json.
+FROM_RECORD = ("status", "warmup_steps", "total_steps", "folder")
 
 
 def run_folder(root: Path, experiment: str, profile: str, optimizer: str, seed: int) -> Path:
@@ -32,9 +27,9 @@ def run_folder(root: Path, experiment: str, profile: str, optimizer: str, seed: 
 def load_records(
     root: Path, experiment: str, profile: str, optimizers: tuple[str, ...] | None = None
 ) -> list[dict]:
-    """run.json of every run that ended, finished or diverged, with its `folder`; in the order of the folders' names.
+    """run.json of every run that has ended, finished or diverged, and its `folder`.
 
-    Runs of the tuning seed are left out.
+    The order is that of the folders' names. Runs of the tuning seed are left out.
     """
     records = []
     for folder in sorted((Path(root) / "runs" / experiment / profile).glob("*/seed-*")):
@@ -45,69 +40,13 @@ def load_records(
     return records
 
 
-def require_alike(records: list[dict], apart_from: tuple[str, ...] = ()) -> None:
-    """ValueError if two runs differ in more than the seed and the optimizer: in another option, the workers or the text."""
-    first_of = {}
-    for record in records:
-        for other in (records[0], first_of.setdefault(record["optimizer"], record)):
-            names = [name for name in differing(record, other) if name not in apart_from]
-            if names:
-                one, two = (str(r.get("folder", "the run to come")) for r in (other, record))
-                raise ValueError(
-                    f"These runs differ in {', '.join(names)}, so they cannot be compared: {one}, {two}."
-                )
-
-
-def differing(one: dict, two: dict) -> list[str]:
-    """What stands in the way of comparing two runs. Of the optimizers' own options only common ones can differ.
-
-    Where one divides by the root of a variance, or scales a step by the norm of the weights, and the other does not, their learning rates
-    have different units, and so has weight decay.
-    """
-    same_units = units(one) == units(two)
-    a, b = (options_of(r, with_rate=same_units) for r in (one, two))
-    names = [name for name in a.keys() | b.keys() if a.get(name) != b.get(name)]
-    if same_units:
-        a, b = (by_class_name(r["config"].get("optimizer", {})) for r in (one, two))
-        names += [
-            f"optimizer.{name}" for name in a.keys() & b.keys() - {"_target_"} if a[name] != b[name]
-        ]
-        if one["optimizer"] == two["optimizer"]:
-            names += [f"optimizer.{name}" for name in a.keys() ^ b.keys()]
-    known = ((name, one.get(name), two.get(name)) for name in ("corpus_sha256", "data"))
-    return sorted(names) + [
-        name for name, *values in known if None not in values and values[0] != values[1]
-    ]
-
-
-def options_of(record: dict, with_rate: bool) -> dict:
-    """The options in which runs that are compared must agree, with or without the learning rate's peak."""
-    options = {
-        name: value
-        for name, value in by_class_name(without(record["config"], INCIDENTAL)).items()
-        if name not in OWN
-    } | {"workers": record["workers"]}
-    if not with_rate:
-        del options["lr"]
-        options["phases"] = {
-            name: phase | {"lr": phase["lr"] | {"peak": None}}
-            for name, phase in options["phases"].items()
-        }
-    return options
-
-
-def units(record: dict) -> tuple[bool, bool]:
-    """What decides the units of a learning rate: whether there is a variance, and a coefficient that is not always 1."""
-    options = record["config"].get("optimizer", {})
-    return "betas" in options, options.get("coefficient_bounds", [1.0, 1.0]) != [1.0, 1.0]
-
-
 def load_rows(records: list[dict], live: bool = False) -> pd.DataFrame:
-    """The rows of curve.csv of all these runs.
+    """The rows of all these runs, one for each row of curve.csv.
 
-    Columns: those of curve.csv, then the metrics of evaluation.csv, and QUANTITY:TENSOR of tensors.csv, defined at the steps that these
-    have, then from run.json `status`, `warmup_steps` and `total_steps`, the run's `folder`, then `live`. No runs: an empty frame with the
-    same columns, but for the metrics and quantities.
+    Columns: those of curve.csv; the metrics of evaluation.csv and QUANTITY:TENSOR of tensors.csv,
+    which are defined at the steps that these files have; `status`, `warmup_steps` and
+    `total_steps` of run.json; the run's `folder`; and `live`. Without runs the frame is empty and
+    lacks the metrics and quantities.
     """
     frames = []
     for record in records:
@@ -122,7 +61,11 @@ def load_rows(records: list[dict], live: bool = False) -> pd.DataFrame:
 
 
 def read_curve(record: dict) -> pd.DataFrame:
-    """curve.csv of a run that ended. ValueError if it is broken or stops before the run did."""
+    """curve.csv of a run that has ended.
+
+    Raises:
+        ValueError: the file is missing, is broken, or stops before the run did.
+    """
     path, end = record["folder"] / "curve.csv", record["final"]["step"]
     try:
         rows = pd.read_csv(path)
@@ -131,13 +74,14 @@ def read_curve(record: dict) -> pd.DataFrame:
         complete = False
     if not complete:
         raise ValueError(
-            f"{path} does not go on to step {end}, where the run ended: bring it back, or remove its folder and train the run again."
+            f"{path} does not reach step {end}, where the run ended: restore the file, or remove "
+            "its folder and train the run again."
         )
     return rows
 
 
 def read_evaluation(folder: Path) -> pd.DataFrame | None:
-    """evaluation.csv with a column for each metric, by step; None if there is none."""
+    """evaluation.csv by step, with a column for each metric; None if there is no such file."""
     path = folder / "evaluation.csv"
     return (
         pd.read_csv(path).pivot(index="step", columns="metric", values="value")
@@ -147,7 +91,10 @@ def read_evaluation(folder: Path) -> pd.DataFrame | None:
 
 
 def read_tensors(folder: Path) -> pd.DataFrame | None:
-    """tensors.csv with a column QUANTITY:TENSOR for each that was recorded, by step; None if there is none."""
+    """tensors.csv by step, with a column QUANTITY:TENSOR for each that was recorded.
+
+    None if there is no such file.
+    """
     path = folder / "tensors.csv"
     if not path.exists():
         return None
@@ -161,14 +108,17 @@ def read_tensors(folder: Path) -> pd.DataFrame | None:
 
 
 def by_tensor(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    """The columns of a quantity, named by tensor; none where it was not recorded."""
+    """The columns of a quantity, named by tensor; no columns if it was not recorded."""
     prefix = f"{quantity}:"
     chosen = rows[[name for name in rows if name.startswith(prefix)]]
     return chosen.rename(columns=lambda name: name.removeprefix(prefix))
 
 
 def at_common_seeds(rows: pd.DataFrame, optimizers: tuple[str, ...]) -> pd.DataFrame:
-    """The rows of these optimizers at the seeds of all that have runs: means over unlike seeds differ by the seeds too."""
+    """The rows of these optimizers at the seeds that all of them have, if they have runs at all.
+
+    Means over different seeds would differ by the seeds too.
+    """
     rows = rows[rows.optimizer.isin(optimizers)]
     count = rows.groupby("seed").optimizer.nunique()
     return rows[rows.seed.isin(count.index[count == rows.optimizer.nunique()])]
@@ -177,30 +127,38 @@ def at_common_seeds(rows: pd.DataFrame, optimizers: tuple[str, ...]) -> pd.DataF
 def load(
     root: Path, experiment: str, profile: str, optimizers: tuple[str, ...] | None = None
 ) -> pd.DataFrame:
-    """The rows of every run of this experiment that ended; ValueError if they cannot be compared with each other."""
+    """The rows of every run of this experiment that has ended.
+
+    Raises:
+        ValueError: the runs cannot be compared with each other.
+    """
     records = load_records(root, experiment, profile, optimizers)
     require_alike(records)
     return load_rows(records)
 
 
 def paper_curve(figure: str, curve: str) -> pd.DataFrame:
-    """One digitised curve of the paper, columns x and y; units in results/paper/README.md."""
+    """A digitised curve of the paper, columns x and y, whose units are in results/paper/README.md.
+
+    Raises:
+        ValueError: the figure has no such curve.
+    """
     points = pd.read_csv(PAPER / f"{figure}.csv")
     chosen = points.loc[points.curve == curve, ["x", "y"]]
     if chosen.empty:
         raise ValueError(
-            f"{figure}.csv has no curve {curve!r}; it has {', '.join(points.curve.unique())}"
+            f"{figure}.csv has no curve {curve!r}; it has {', '.join(points.curve.unique())}."
         )
     return chosen.reset_index(drop=True)
 
 
 def paper_curves(figure: str) -> tuple[str, ...]:
-    """The names of the curves that are digitised."""
+    """The names of the digitised curves of a figure."""
     return tuple(pd.read_csv(PAPER / f"{figure}.csv").curve.unique())
 
 
 def paper_number(name: str) -> float:
-    """One number of results/paper/numbers.csv."""
+    """A number of results/paper/numbers.csv."""
     numbers = pd.read_csv(PAPER / "numbers.csv", index_col="id")["value"]
     return float(numbers[name])
 

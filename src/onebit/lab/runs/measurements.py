@@ -1,6 +1,7 @@
-"""What experiments share that measure and keep rows: their files, and their command line.
+"""What experiments that measure have in common: their files, and the options of their command.
 
-results/<folder>/<name>.csv has the rows; <name>.json beside it says on which machine, when, at which commit and with which options.
+results/<folder>/<name>.csv has the rows. <name>.json beside it has the machine, the date, the
+commit and the options.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from onebit.lab.runs.metadata import commit
 
 
 def write(root: Path, folder: str, name: str, rows: list[dict], config: dict, **facts) -> None:
-    """folder/<name>.csv and .json under `root`. config: options of the run, with its seed."""
+    """Write folder/<name>.csv and .json under `root`. config: the options, with the seed."""
     path = Path(root) / folder / f"{name}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
@@ -34,22 +35,25 @@ def write(root: Path, folder: str, name: str, rows: list[dict], config: dict, **
 
 
 def read(root: Path, folder: str, name: str) -> tuple[pd.DataFrame, dict]:
-    """(the rows, what the JSON says). FileNotFoundError with the remedy if there are none."""
+    """The rows, and the contents of the JSON file.
+
+    Raises:
+        FileNotFoundError: there are none; the message says how to measure them.
+    """
     path = Path(root) / folder / f"{name}.csv"
     if not path.exists():
         raise FileNotFoundError(
             f"there is no {path}: python experiments/{name}.py --measure makes it"
         )
-    return pd.read_csv(path, keep_default_na=False, na_values=[""]), json.loads(
-        path.with_suffix(".json").read_text()
-    )
+    rows = pd.read_csv(path, keep_default_na=False, na_values=[""])
+    return rows, json.loads(path.with_suffix(".json").read_text())
 
 
 # ---- the command line
 
 
 def positive(kind: type) -> Callable[[str], float]:
-    """A type of an option that is a positive number."""
+    """The type of an option that is a positive number, for argparse."""
 
     def parse_positive(text: str) -> float:
         value = kind(text)
@@ -62,7 +66,7 @@ def positive(kind: type) -> Callable[[str], float]:
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """Options that all such experiments have."""
+    """A parser of the options that all such experiments have."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument(
         "--measure", action="store_true", help="measure first; otherwise redraw from the CSV"
@@ -70,7 +74,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument(
         "--quick",
         action="store_true",
-        help="tiny sizes and few rounds, to see that it runs, into results/live",
+        help="measure tiny sizes in few rounds, to see that it runs, into results/live",
     )
     made.add_argument(
         "--results", type=Path, help="the folder that holds the measurements' folders and figures/"
@@ -79,7 +83,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def parse(made: argparse.ArgumentParser, quick: dict) -> argparse.Namespace:
-    """The options; `quick`: what they are with --quick, unless they are given."""
+    """The options of the command line. With --quick, those of `quick` are the defaults."""
     options = made.parse_args()
     if options.quick:
         made.set_defaults(**quick)

@@ -1,4 +1,7 @@
-"""What a run leaves behind: curve.csv, evaluation.csv, tensors.csv, run.json and, when asked, the same in Weights & Biases."""
+"""What a run leaves behind: curve.csv, evaluation.csv, tensors.csv and run.json.
+
+If it is asked to, a run records the same in Weights & Biases.
+"""
 
 import csv
 import json
@@ -12,29 +15,34 @@ from onebit.lab.runs.machine import machine
 from onebit.lab.runs.metadata import commit, read_run
 from onebit.lab.runs.state_log import QUANTITIES
 
-COLUMNS = (
-    "experiment", "profile", "optimizer", "seed", "commit", "step", "samples", "seconds", "loss", "lr", "phase",
-    "variance_l1", "variance_l2", "variance_ratio", "bytes_sent", "bytes_received", "calls",
-)  # fmt: skip
-# A row for each metric of an evaluation, and for each player's loss if there are several: loss_NAME, whose sum is the loss of curve.csv.
-EVALUATION = (*COLUMNS[:7], "metric", "value")
-# A row for each tensor, if the optimizer's state is watched.
-TENSORS = (*COLUMNS[:7], "tensor", *QUANTITIES)
+IDENTITY = ("experiment", "profile", "optimizer", "seed", "commit")
 VARIANCE = ("variance_l1", "variance_l2", "variance_ratio")
 TRAFFIC = ("bytes_sent", "bytes_received", "calls")
+# curve.csv has a row for every step that is recorded.
+COLUMNS = (
+    *IDENTITY,
+    *("step", "samples", "seconds", "loss", "lr", "phase"),
+    *VARIANCE,
+    *TRAFFIC,
+)
+# evaluation.csv has a row for each metric of an evaluation. If there are several players, it also
+# has one for each player's loss, loss_NAME; their sum is the loss of curve.csv.
+EVALUATION = (*IDENTITY, "step", "samples", "metric", "value")
+# tensors.csv has a row for each tensor whose state in the optimizer is watched.
+TENSORS = (*IDENTITY, "step", "samples", "tensor", *QUANTITIES)
 
 
 class Table:
-    """A CSV file that grows by rows; there is none before the first."""
+    """A CSV file that grows row by row. The file is made with the first row."""
 
     def __init__(self, path: Path, columns: tuple[str, ...]):
         self.path = path
         self.columns = columns
-        self.count = 0  # of rows
+        self.count = 0  # the number of rows
         self.file = None
 
     def start(self, count: int) -> None:
-        """Begin with the first `count` rows of what is there: the others are cut off."""
+        """Keep the first `count` rows of the file, and cut off the others."""
         self.count = count
         if not count:
             return self.path.unlink(missing_ok=True)
@@ -43,8 +51,9 @@ class Table:
         os.replace(partial, self.path)
 
     def write(self, row: dict) -> None:
+        """Append a row, {column: value}."""
         if self.file is None:
-            self.file = open(self.path, "a", buffering=1, newline="")  # noqa: SIM115, closed in close
+            self.file = open(self.path, "a", buffering=1, newline="")
             self.writer = csv.DictWriter(self.file, self.columns, lineterminator="\n")
             if not self.count:
                 self.writer.writeheader()
@@ -60,7 +69,7 @@ class Recorder:
     """The records of a run, in `folder`.
 
     Args:
-        facts: what goes into run.json; experiment, profile, optimizer and seed also go into each row.
+        facts: what goes into run.json. Experiment, profile, optimizer and seed also go into rows.
         wandb: "disabled", "offline" or "online".
     """
 
@@ -68,26 +77,24 @@ class Recorder:
         self.folder = folder
         self.wandb = wandb
         self.facts = {**facts, "commit": commit(), "environment": machine()}
-        self.identity = {name: self.facts[name] for name in COLUMNS[:5]}
+        self.identity = {name: self.facts[name] for name in IDENTITY}
         columns = {"curve": COLUMNS, "evaluation": EVALUATION, "tensors": TENSORS}
         self.tables = {
             name: Table(folder / f"{name}.csv", names) for name, names in columns.items()
         }
         self.norms = {}  # ||v_t||_1 by step t
-        self.before = dict.fromkeys(
-            (*TRAFFIC, "seconds"), 0
-        )  # of the stretches of the run before this one
+        # The traffic and the seconds of the run until it was interrupted for the last time.
+        self.before = dict.fromkeys((*TRAFFIC, "seconds"), 0)
 
     def start(self, state: dict | None) -> None:
-        """Begin, or go on from `state`: rows after that state are cut off."""
+        """Begin, or continue from `state`: rows that were recorded after it are cut off."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if state is not None:
             self.norms, self.before = state["norms"], state["before"]
-        self._choose_wandb_id(goes_on=state is not None)
+        self._choose_wandb_id(continues=state is not None)
+        rows = state["rows"] if state is not None else {}
         for name, table in self.tables.items():
-            table.start(
-                state["rows"].get(name, 0) if state is not None else 0
-            )  # a checkpoint may be older than a table
+            table.start(rows.get(name, 0))  # a checkpoint may be older than a table
         self._write_facts("running", {})
         self.started = time.monotonic()
         self.curves = self._start_wandb()
@@ -102,7 +109,12 @@ class Recorder:
         lr: float,
         phase: str,
     ) -> None:
-        """Record the step that the optimizers, one for each player, have just taken, or skipped; losses: by the player's name."""
+        """Record the step that the optimizers have just taken, or skipped.
+
+        Args:
+            optimizers: one for each player.
+            losses: {player: loss}.
+        """
         curves = {
             "step": step,
             "samples": samples,
@@ -111,7 +123,7 @@ class Recorder:
             "lr": float(f"{lr:.6g}"),
             "phase": phase,
             **self._variance(optimizers, step),
-            **self._traffic(optimizers),
+            **self.traffic(optimizers),
         }
         self.tables["curve"].write(self.identity | curves)
         if self.curves is not None:
@@ -122,7 +134,7 @@ class Recorder:
             )
 
     def evaluation(self, metrics: dict[str, float], *, step: int, samples: int) -> None:
-        """Record what the model is worth after `step`, or the players' losses in it."""
+        """Record the metrics of the model after `step`, or the players' losses in it."""
         metrics = {metric: float(f"{value:.6g}") for metric, value in sorted(metrics.items())}
         for metric, value in metrics.items():
             self.tables["evaluation"].write(
@@ -132,7 +144,7 @@ class Recorder:
             self.curves.log(metrics, step=step)
 
     def tensors(self, rows: list[dict], *, step: int, samples: int) -> None:
-        """Record what the optimizers' state was after `step`."""
+        """Record rows of tensors.csv, which say what the optimizers' state was after `step`."""
         for row in rows:
             self.tables["tensors"].write(self.identity | {"step": step, "samples": samples} | row)
         if self.curves is not None and rows:
@@ -147,13 +159,13 @@ class Recorder:
             )
 
     def finish(self, status: str, step: int, optimizers: list) -> None:
-        """status: finished or diverged."""
+        """End the records, with a status of `metadata.ENDED`."""
         skipped = step - min(optimizer.steps for optimizer in optimizers)
         final = {
             "step": step,
             "skipped_steps": skipped,
             "seconds": round(self._seconds(), 3),
-            **self._traffic(optimizers),
+            **self.traffic(optimizers),
         }
         self._write_facts(status, final)
         for table in self.tables.values():
@@ -163,7 +175,8 @@ class Recorder:
             self.curves.finish()
 
     def state_dict(self, optimizers: list) -> dict:
-        before = self._traffic(optimizers) | {"seconds": self._seconds()}
+        """What `start` needs in order to continue from here."""
+        before = self.traffic(optimizers) | {"seconds": self._seconds()}
         return {
             "rows": {name: table.count for name, table in self.tables.items()},
             "norms": self.norms,
@@ -171,7 +184,11 @@ class Recorder:
         }
 
     def _variance(self, optimizers: list, step: int) -> dict:
-        """The norms of the variance, of all players' parameters in one vector, and its change over its memory; nothing if there is none."""
+        """The norms of the variance, as one vector over all players' parameters, and their ratio.
+
+        The ratio is that of the l1 norm to the one 1 / (1 - beta2) steps before. The values are
+        None if the optimizers have no variance.
+        """
         if "variance" not in optimizers[0].vectors:
             return dict.fromkeys(VARIANCE)
         each_l1, each_l2 = zip(
@@ -187,7 +204,8 @@ class Recorder:
     def _seconds(self) -> float:
         return self.before["seconds"] + time.monotonic() - self.started
 
-    def _traffic(self, optimizers: list) -> dict:
+    def traffic(self, optimizers: list) -> dict[str, int]:
+        """What the whole run has sent and received, before it was interrupted and since."""
         return {
             name: self.before[name]
             + sum(getattr(optimizer.communication, name) for optimizer in optimizers)
@@ -201,9 +219,12 @@ class Recorder:
         )
         os.replace(partial, self.folder / "run.json")
 
-    def _choose_wandb_id(self, goes_on: bool) -> None:
-        """A run that goes on is the same run there. Of steps that it takes twice W&B keeps the first time, which has the same bits."""
-        known = read_run(self.folder).get("wandb_id") if goes_on else None
+    def _choose_wandb_id(self, continues: bool) -> None:
+        """Choose the run's name in W&B, where a run that continues is still the same run.
+
+        Of a step that is taken twice, W&B keeps the first record, which has the same bits.
+        """
+        known = read_run(self.folder).get("wandb_id") if continues else None
         if known or self.wandb != "disabled":
             self.facts["wandb_id"] = known or secrets.token_hex(8)
 

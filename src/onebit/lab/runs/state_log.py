@@ -1,4 +1,4 @@
-"""What an optimizer's state does during a run, tensor by tensor: tensors.csv."""
+"""What is recorded of an optimizer's state, tensor by tensor: the rows of tensors.csv."""
 
 from collections.abc import Iterator
 
@@ -6,22 +6,24 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-# Quantities of a tensor, and whether they are norms, which can be taken over all tensors together.
+# {quantity of a tensor: whether it is a norm, which can be taken over all tensors together}
 QUANTITIES = {"coefficient": False, "ratio": False, "variance": True, "variance_change": True}
 ALL = "all"
 
 
 class Watch:
-    """What is recorded, a row of tensors.csv for each tensor every `every` steps; an optimizer that lacks a quantity leaves it empty.
+    """What is recorded: every `every` steps a row of tensors.csv for each tensor.
 
         coefficient      c of LAMB and 1-bit LAMB in the step
         ratio            r of 1-bit LAMB
         variance         ||v_t||_2, of v as it is in optimizer.state
         variance_change  ||v_t - v_{t-1}||_2
 
-    every: steps, a multiple of record_every.
+    A quantity that the optimizer does not have is left empty.
+
+    every: a number of steps, a multiple of record_every.
     quantities: some of these.
-    by_tensor: False: one row for all tensors together, which is named "all"; norms only.
+    by_tensor: if False, there is one row, "all", for all tensors together, of norms only.
     """
 
     def __init__(self, *, every: int, quantities: list[str], by_tensor: bool = True):
@@ -33,7 +35,8 @@ class Watch:
         if unknown or not quantities:
             choices = [name for name, is_norm in QUANTITIES.items() if by_tensor or is_norm]
             raise ValueError(
-                f"watch.quantities are some of {', '.join(choices)}, not {', '.join(unknown) or 'none'}."
+                f"watch.quantities are some of {', '.join(choices)}, not "
+                f"{', '.join(unknown) or 'none'}."
             )
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"watch.every must be at least 1, not {every!r}.")
@@ -43,7 +46,10 @@ class Watch:
 
 
 class Watcher:
-    """Keeps the watch over one worker's optimizers, which share the model's parameters: `before` and `after` go around their step."""
+    """Reads the state of one worker's optimizers, which share the model's parameters.
+
+    `before` and `after` are called around each of their steps.
+    """
 
     def __init__(self, watch: Watch, model: Module, optimizers: list):
         self.watch = watch
@@ -57,12 +63,12 @@ class Watcher:
         self.earlier = {}  # v_{t-1} by name
 
     def before(self, step: int) -> None:
-        """Ahead of step `step`, counted from 1."""
+        """Note what has to be known before step `step`, counted from 1."""
         if step % self.watch.every == 0 and "variance_change" in self.watch.quantities:
             self.earlier = {name: v.clone() for name, v in self._variances()}
 
     def after(self, step: int) -> list[dict]:
-        """What tensors.csv says of the step; nothing at most steps."""
+        """The rows of tensors.csv for this step: none unless `every` divides it."""
         if step % self.watch.every:
             return []
         values = {

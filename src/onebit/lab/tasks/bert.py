@@ -12,22 +12,25 @@ from onebit.lab.tasks.corpus import Corpus, load_corpus
 from onebit.lab.tasks.model import configured, require_pieces
 from onebit.lab.tasks.tokenizer import CLS, MASK, PAD, SEP
 
-MASKED = 0.15  # of the words
-KEPT, RANDOM = 0.1, 0.1  # of the masked words; the other 80 % are replaced by [MASK]
-IGNORED = -100  # the label that the loss leaves out
+MASKED = 0.15  # the share of the words that are to be guessed
+KEPT, RANDOM = 0.1, 0.1  # shares of these words; the other 80 % are replaced by [MASK]
+IGNORED = -100  # the label that the loss ignores
 
 
 class BertPretraining(Task):
-    """Devlin et al. 2019: [CLS] A [SEP] B [SEP], where B follows A in its document or, half of the time, comes from another.
+    """BERT pre-training (Devlin et al. 2019): masked words and next sentence.
 
-    15 % of the words are to be guessed; of these 80 % are masked, 10 % replaced by a random piece, 10 % left as they are.
-    The loss is the sum of the two mean cross-entropies, in nats.
+    An example is [CLS] A [SEP] B [SEP]. Half of the time B follows A in its document; otherwise it
+    comes from another document. 15 % of the words are to be guessed: 80 % of these are masked, 10 %
+    are replaced by a random piece, and 10 % stay as they are. The loss is the sum of the two mean
+    cross-entropies, in nats.
+
+    Examples are drawn during training, with replacement. The original writes ten copies of the data
+    to disk instead.
 
     model: keywords of transformers' BertConfig.
     text, tokenizer: members of `tasks.text` and `tasks.tokenizer`.
     cache: the folder for the tokenized text; it may be deleted at any time.
-
-    Unlike the original, which writes ten copies of the data to disk, examples are drawn on the fly, with replacement.
     """
 
     def __init__(self, *, model: dict, text, tokenizer, cache: str):
@@ -43,7 +46,8 @@ class BertPretraining(Task):
         return model(**batch).loss
 
     def prepare(self) -> None:
-        load_corpus(self.text, self.tokenizer, self.cache)  # each worker opens its own
+        # Each worker opens the cached corpus by itself later.
+        load_corpus(self.text, self.tokenizer, self.cache)
 
     def description(self) -> dict:
         return {"corpus_tokens": len(self.corpus.tokens), "corpus_sha256": self.corpus.sha256}
@@ -86,7 +90,7 @@ class BertPretraining(Task):
         first = random.integers(len(document_ends))
         while first + 1 == document_ends[first]:  # nothing follows it
             first = random.integers(len(document_ends))
-        # A has as many segments as fill half the room, but leaves one of its document to B.
+        # A has as many segments as fill half of the room, but leaves one of its document to B.
         after_a = np.searchsorted(segments, segments[first] + room // 2)
         after_a = min(max(after_a, first + 1), document_ends[first] - 1)
         start_b = after_a
@@ -96,7 +100,8 @@ class BertPretraining(Task):
         b = tokens[
             segments[start_b] : min(segments[document_ends[start_b]], segments[start_b] + room)
         ]
-        # The longer of the two gives way, until they fit: at the front of A or at its end, so that A is no marker of B.
+        # The longer of the two is cut until both fit. A is cut at a random place, so that the cut
+        # does not tell where B comes from.
         length_a = min(len(a), max(room - len(b), (room + 1) // 2))
         cut = random.integers(len(a) - length_a + 1)
         return a[cut : cut + length_a], b[: room - length_a]
@@ -104,7 +109,10 @@ class BertPretraining(Task):
     def _masked(
         self, random, inputs: np.ndarray, words: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The inputs with words replaced, and the labels: the words that are to be guessed, elsewhere IGNORED."""
+        """The inputs with some words replaced, and the labels.
+
+        A label is the original word where it is to be guessed, and IGNORED elsewhere.
+        """
         count = np.maximum(1, np.round(MASKED * words.sum(1))).astype(np.int64)
         order = np.argsort(np.where(words, random.random(words.shape), 2.0), axis=1)
         rank_of = np.argsort(order, axis=1)

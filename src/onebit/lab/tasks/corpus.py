@@ -1,4 +1,7 @@
-"""Text as numbers on disk: documents cut into segments (sentences), tokenized once, and read by all processes."""
+"""Tokenized text on disk: documents, cut into segments (sentences).
+
+A text is tokenized once; all processes read the same files.
+"""
 
 import hashlib
 import json
@@ -8,14 +11,15 @@ from array import array
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
+from tokenizers import Tokenizer
 
 from onebit.lab.tasks.tokenizer import END, SEP, SPECIAL
 
-FORMAT = 2  # part of the cache's key: raise it when what is stored changes
+FORMAT = 2  # a part of the cache's key: increase it when the stored format changes
 DOCUMENTS_AT_ONCE = 256
 
 
@@ -25,7 +29,9 @@ class Corpus(NamedTuple):
     tokens: uint16 or uint32 [n].
     segments: int64 [s + 1], where each segment starts in `tokens`, and n at the end.
     document_ends: int64 [s], for each segment the number of the first segment of the next document.
-    special: the numbers of [PAD], [UNK], [CLS], [SEP], [MASK]. vocab_size. sha256: of the tokens.
+    special: the numbers of the pieces [PAD], [UNK], [CLS], [SEP] and [MASK].
+    vocab_size: the number of the tokenizer's pieces.
+    sha256: the checksum of the tokens.
     """
 
     tokens: np.ndarray
@@ -37,7 +43,10 @@ class Corpus(NamedTuple):
 
 
 def split_segments(document: str) -> list[str]:
-    """Sentences: a paragraph ends at a blank line, a sentence at . ! or ? before a space."""
+    """The sentences of a document.
+
+    A paragraph ends at a blank line, and a sentence at . ! or ? before a space.
+    """
     paragraphs = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", document))
     return [
         sentence
@@ -47,11 +56,19 @@ def split_segments(document: str) -> list[str]:
     ]
 
 
-def load_corpus(text, tokenizer, cache: Path, whole: bool = False, learned_from=None) -> Corpus:
-    """The corpus of `text` under `tokenizer`, from `cache`, or built there: by one process, while the others wait.
+def load_corpus(
+    text: Any, tokenizer: Any, cache: Path, whole: bool = False, learned_from: Any = None
+) -> Corpus:
+    """The corpus of a text, from `cache`, or built there by one process while the others wait.
 
-    whole: a document is one segment, as it is written, and a token that tells its end follows: GPT-2's, or [SEP].
-    learned_from: the text that the tokenizer is trained on, if it is trained; None: `text`.
+    Args:
+        text, tokenizer: members of `tasks.text` and `tasks.tokenizer`.
+        whole: if True, a document is one segment, exactly as it is written, and is followed by a
+            token that marks its end: GPT-2's, or [SEP].
+        learned_from: the text that the tokenizer is trained on, if it is trained; None: `text`.
+
+    Raises:
+        RuntimeError: the text has no documents, or none that sentence pairs can be drawn from.
     """
     parts = [
         FORMAT,
@@ -76,10 +93,10 @@ def load_corpus(text, tokenizer, cache: Path, whole: bool = False, learned_from=
     )
 
 
-def _build(text, tokenizer, folder: Path, whole: bool) -> None:
+def _build(text: Any, tokenizer: Tokenizer, folder: Path, whole: bool) -> None:
     vocab_size = tokenizer.get_vocab_size()
     dtype = np.dtype("uint16" if vocab_size <= 2**16 else "uint32")
-    partial = folder.with_suffix(".partial")  # left by a process that was killed, perhaps
+    partial = folder.with_suffix(".partial")  # may be there if a process was killed
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     starts, ends, digest = array("q", [0]), array("q"), hashlib.sha256()
@@ -93,12 +110,14 @@ def _build(text, tokenizer, folder: Path, whole: bool) -> None:
             ends.extend([len(ends) + len(document)] * len(document))
     if not ends:
         raise RuntimeError(
-            "The text, or the part of it that is held out, has no documents: give a longer one, or hold out more (task.held_out)."
+            "The text, or the part of it that is held out, has no documents: give a longer text, "
+            "or hold out more (task.held_out)."
         )
     if not whole and (len(set(ends)) < 2 or len(set(ends)) == len(ends)):
         raise RuntimeError(
-            "The text has no two documents with sentences that follow each other, so there are no sentence pairs to "
-            "learn from: give a text with longer documents (for rows that are single sentences, raise `rows`)."
+            "The text has no two documents with sentences that follow each other, so that there "
+            "are no sentence pairs to learn from: give a text with longer documents (if its rows "
+            "are single sentences, increase `rows`)."
         )
     (partial / "segments").write_bytes(starts.tobytes())
     (partial / "document_ends").write_bytes(ends.tobytes())
@@ -113,8 +132,10 @@ def _build(text, tokenizer, folder: Path, whole: bool) -> None:
     partial.rename(folder)
 
 
-def _tokenized(documents: Iterable[str], tokenizer, whole: bool) -> Iterator[list[list[int]]]:
-    """For each document that has words, for each of its segments, the tokens."""
+def _tokenized(
+    documents: Iterable[str], tokenizer: Tokenizer, whole: bool
+) -> Iterator[list[list[int]]]:
+    """For each document that has words: a list of its segments' tokens."""
     documents = iter(documents)
     ends = (
         [end for end in map(tokenizer.token_to_id, (END, SEP)) if end is not None][:1]

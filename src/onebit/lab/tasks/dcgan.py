@@ -1,4 +1,4 @@
-"""Deep convolutional generative adversarial network (Radford et al. 2016): the paper's on CelebA, and smaller ones of its kind."""
+"""DCGAN (Radford et al. 2016): the paper's network for CelebA, and smaller ones of its kind."""
 
 from pathlib import Path
 
@@ -10,18 +10,18 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.utils import save_image
 
-from onebit.lab.tasks import Loss, Task
-from onebit.lab.tasks.images import chosen_images
+from onebit.lab.tasks import Loss, Task, epochs
 from onebit.lab.tasks.pictures import Splits
 
-GRID = 8  # samples.png has so many rows and columns
+GRID = 8  # the number of rows and columns in samples.png
 
 
 def generator(*, noise: int, width: int, side: int) -> nn.Sequential:
     """noise [n, noise] -> images [n, 3, side, side], from -1 to 1.
 
-    Transposed convolutions of 4x4, each to twice the side and half the channels, from 4x4 pixels to `width` channels at half the side and
-    then to 3; behind each but the last BatchNorm and ReLU, at the end tanh.
+    Transposed convolutions of 4x4. The first makes 4x4 pixels; each further one doubles the side
+    and halves the channels, down to `width` channels at half the side; the last makes the 3
+    channels. BatchNorm and ReLU follow each but the last, which tanh follows.
     """
     channels = [width << stage for stage in reversed(range(_stages(side)))]
     layers = [
@@ -42,9 +42,10 @@ def generator(*, noise: int, width: int, side: int) -> nn.Sequential:
 
 
 def discriminator(*, width: int, side: int) -> nn.Sequential:
-    """images [n, 3, side, side] -> logits [n], of being real.
+    """images [n, 3, side, side] -> logits [n] of being real.
 
-    The generator's mirror image: convolutions of 4x4 to half the side, behind each LeakyReLU of slope 0.2, and BatchNorm but for the first.
+    The generator's mirror image: convolutions of 4x4, each to half the side. LeakyReLU of slope 0.2
+    follows each but the last, with BatchNorm before it for all but the first.
     """
     channels = [width << stage for stage in range(_stages(side))]
     layers = [nn.Conv2d(3, width, 4, stride=2, padding=1, bias=False), nn.LeakyReLU(0.2)]
@@ -61,25 +62,29 @@ def _stages(side: int) -> int:
     stages = side.bit_length() - 3
     if stages < 1 or side != 4 << stages:
         raise ValueError(
-            f"the side of a DCGAN's images is 8, 16, 32, 64 ... pixels, not {side}: set task.size."
+            f"The side of a DCGAN's images is 8, 16, 32, 64 ... pixels, not {side}: set task.size."
         )
     return stages
 
 
 class Dcgan(Splits, Task):
-    """Two players: the discriminator D tells images from what the generator G makes of noise z, and G learns to pass for real.
+    """Two players: the discriminator D tells images from those that the generator G makes of noise.
 
-        loss of D = -mean log D(x) - mean log(1 - D(G(z)))        first, on this step's images x and noise z
-        loss of G = -mean log D(G(z))                             then, on the same noise
+    In each step D comes first, with the step's images x and noise z, and then G with the same z:
 
-    The images go from -1 to 1, without changes; an epoch sees each once, as in `ImageClassification`; z is normal. All convolutions begin
-    normal with deviation 0.02, BatchNorm's factors with mean 1 and the same deviation. D sees a batch of images and one of G's, one after
-    the other, so that BatchNorm normalises each by itself.
+        loss of D = -mean log D(x) - mean log(1 - D(G(z)))
+        loss of G = -mean log D(G(z))
 
-    Metric: `sliced_wasserstein` between the held-out images and as many of the generator's; lower is better. samples.png, in the run's
-    folder, shows what the generator makes of the same 8x8 noise vectors in all runs.
+    The images are scaled to -1 .. 1 and not augmented; an epoch has each once. z is normal. The
+    weights of all convolutions begin normal with deviation 0.02, and BatchNorm's factors with mean
+    1 and the same deviation. D sees the batch of images and that of G separately, so that BatchNorm
+    normalises each by itself.
 
-    model: noise, the length of z; width, the channels at half the side, of G and D.
+    The metric is `sliced_wasserstein` between the held-out images and as many of the generator's;
+    lower is better. samples.png in the run's folder shows what the generator makes of 8x8 noise
+    vectors, which are the same in all runs.
+
+    model: noise, the length of z; width, the channels at half the side, of G and of D.
     train, test: members of `tasks.pictures`, or `tasks.faces`.
     batch, size, cache, subset, test_subset: as in `ImageClassification`.
     """
@@ -105,9 +110,12 @@ class Dcgan(Splits, Task):
         self.cache = Path(cache).expanduser()
 
     def model(self) -> nn.Module:
-        players = {"generator": generator(noise=self.noise, width=self.width, side=self.size),
-                   "discriminator": discriminator(width=self.width, side=self.size)}  # fmt: skip
-        model = nn.ModuleDict(players)
+        model = nn.ModuleDict(
+            {
+                "generator": generator(noise=self.noise, width=self.width, side=self.size),
+                "discriminator": discriminator(width=self.width, side=self.size),
+            }
+        )
         for module in model.modules():
             if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
                 nn.init.normal_(module.weight, 0.0, 0.02)
@@ -122,7 +130,7 @@ class Dcgan(Splits, Task):
         }
 
     def discriminator_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """The discriminator's loss, the sum of its two means; no gradients for the generator."""
+        """The discriminator's loss, which has no gradients for the generator."""
         with torch.no_grad():
             generated = model["generator"](batch["noise"])
         return cross_entropy(model["discriminator"](batch["images"]), 1.0) + cross_entropy(
@@ -130,7 +138,7 @@ class Dcgan(Splits, Task):
         )
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """The generator's loss; no gradients for the discriminator, whose parameters are constants here."""
+        """The generator's loss, which has no gradients for the discriminator."""
         constants = {
             name: parameter.detach()
             for name, parameter in model["discriminator"].named_parameters()
@@ -141,7 +149,7 @@ class Dcgan(Splits, Task):
         )
 
     def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, Tensor]:
-        chosen = chosen_images(
+        chosen = epochs.samples(
             seed, step * self.step_batch + rank * size, size, len(self.train.images)
         )
         noise = np.random.default_rng([seed, step, rank]).standard_normal(
@@ -152,26 +160,34 @@ class Dcgan(Splits, Task):
     def prepare(self) -> None:
         if len(self.train.images) < max(len(self.test.images), self.step_batch):
             raise ValueError(
-                f"{self.train.source} has {len(self.train.images)} images: too few for batches of {self.step_batch}, or to compare with "
-                f"{len(self.test.images)} held-out ones. Set task.subset, task.test_subset or batch."
+                f"{self.train.source} has {len(self.train.images)} images: too few for batches of "
+                f"{self.step_batch}, or to compare with {len(self.test.images)} held-out ones. Set "
+                "task.subset, task.test_subset or batch."
             )
 
     def description(self) -> dict:
-        """`real_distance` is the metric of the training images themselves: what a perfect generator would reach."""
+        """Facts for run.json.
+
+        `real_distance` is the metric of the training images, which a perfect generator would reach.
+        """
         count = len(self.test.images)
         real = sliced_wasserstein(scaled(self.train.images[:count]), scaled(self.test.images))
         return {
-            "data": {name: pictures.description() for name, pictures in (("train", self.train), ("test", self.test))},
-            "summary": f"DCGAN, {self.width} channels wide, z of {self.noise} numbers, {len(self.train.images):,} images of {self.train.title}, "
-                       f"{self.size}x{self.size} pixels",
-            "evaluated": f"Distance: sliced Wasserstein, from {count:,} held-out images to as many that the mean of the workers' models generates "
-                         f"(training images: {real:.3f}).",
+            "data": {"train": self.train.description(), "test": self.test.description()},
+            "summary": f"DCGAN, {self.width} channels wide, z of {self.noise} numbers, "
+            f"{len(self.train.images):,} images of {self.train.title}, "
+            f"{self.size}x{self.size} pixels",
+            "evaluated": f"Distance: sliced Wasserstein, from {count:,} held-out images to as many "
+            f"that the mean of the workers' models generates (training images: {real:.3f}).",
             "real_distance": real,
-        }  # fmt: skip
+        }
 
     @torch.no_grad()
     def generated(self, model: nn.Module, device: torch.device, count: int) -> Tensor:
-        """What the generator makes of the first `count` vectors of a noise that is the same in all runs, on the CPU."""
+        """What the generator makes of the first `count` vectors of noise, on the CPU.
+
+        The noise is the same in all runs.
+        """
         noise = torch.from_numpy(
             np.random.default_rng(0).standard_normal((count, self.noise), np.float32)
         )
@@ -200,7 +216,7 @@ class Dcgan(Splits, Task):
         )
 
     def flop(self, length: int) -> float:
-        """Counted, of both turns."""
+        """Counted over the turns of both players."""
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
             model = self.model()
             batch = {
@@ -227,12 +243,14 @@ def scaled(images: np.ndarray) -> Tensor:
 
 
 def sliced_wasserstein(ones: Tensor, others: Tensor, directions: int = 256) -> float:
-    """How far two sets of equally many images are apart, in units of a pixel.
+    """The sliced Wasserstein distance of two sets of equally many images (Rabin et al. 2011).
 
-        mean over random unit vectors d of W1(ones d, others d),        W1 = mean |i-th smallest of the one - i-th smallest of the other|
+        mean over random unit vectors d of W1(ones d, others d)
+        W1(a, b) = mean over i of |i-th smallest of a - i-th smallest of b|
 
-    (Rabin et al. 2011). The directions are the same at each call. Colours, places and how much the images vary count in it, sharpness
-    hardly; two samples of the same kind are not at 0, but at a distance that falls with the number of images.
+    The unit is that of a pixel. The directions are the same at each call. Colours, places and the
+    variation among the images count, sharpness hardly does. Two samples of the same kind do not
+    have distance 0, but one that falls with the number of images.
     """
     random = torch.Generator().manual_seed(0)
     d = functional.normalize(torch.randn(ones[0].numel(), directions, generator=random), dim=0)

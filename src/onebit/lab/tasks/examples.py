@@ -1,26 +1,30 @@
-"""Texts, one or a pair, as numbers: [CLS] A [SEP] B [SEP], tokenized once, to disk."""
+"""Tokenized examples on disk, of one text or two: [CLS] A [SEP] B [SEP]."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from filelock import FileLock
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from onebit.lab.tasks.tokenizer import CLS, PAD, SEP
 
-FORMAT = 1  # part of the cache's key: raise it when what is stored changes
+FORMAT = 1  # a part of the cache's key: increase it when the stored format changes
 
 
 @dataclass(frozen=True)
 class Examples:
     """The tokens of all examples, end to end.
 
-    tokens: int32 [n]. starts: int64 [m + 1], where each example starts in `tokens`, and n at the end.
-    second: int64 [m], the number of the example's tokens before B. labels: [m], or [m, k]. pad: the number of [PAD].
+    tokens: int32 [n].
+    starts: int64 [m + 1], where each example starts in `tokens`, and n at the end.
+    second: int64 [m], the number of the example's tokens before B.
+    labels: [m], or [m, k].
+    pad: the number of the piece [PAD].
     """
 
     tokens: np.ndarray
@@ -32,8 +36,8 @@ class Examples:
     def __len__(self) -> int:
         return len(self.second)
 
-    def inputs(self, chosen: Iterable[int]) -> dict[str, Tensor]:
-        """These examples as a BERT takes them, padded to the longest of them, which changes no result and saves time."""
+    def inputs(self, chosen: Sequence[int]) -> dict[str, Tensor]:
+        """These examples as the inputs of a BERT, padded to the longest of them."""
         rows = [self.tokens[self.starts[i] : self.starts[i + 1]] for i in chosen]
         ids = np.full((len(rows), max(map(len, rows))), self.pad, np.int64)
         attended, is_b = np.zeros_like(ids), np.zeros_like(ids)
@@ -44,14 +48,17 @@ class Examples:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def sha256(self) -> str:
+        """The checksum of tokens and labels."""
         digest = hashlib.sha256()
         for array in (self.tokens, self.starts, self.labels):
             digest.update(np.ascontiguousarray(array))
         return digest.hexdigest()
 
 
-def joined(examples: Iterable[tuple[list[int], list[int] | None, object]], tokenizer) -> Examples:
-    """Examples of (A, B or None, label), which fit together with their [CLS] and [SEP]."""
+def joined(
+    examples: Iterable[tuple[list[int], list[int] | None, object]], tokenizer: Tokenizer
+) -> Examples:
+    """Examples of (A, B or None, label), with their [CLS] and [SEP]."""
     cls, sep, pad = (tokenizer.token_to_id(piece) for piece in (CLS, SEP, PAD))
     tokens, starts, second, labels = [], [0], [], []
     for a, b, label in examples:
@@ -65,13 +72,13 @@ def joined(examples: Iterable[tuple[list[int], list[int] | None, object]], token
 
 
 def cut_pair(a: list[int], b: list[int], room: int) -> tuple[list[int], list[int]]:
-    """At most `room` tokens together: the longer of the two gives way, at its end, until they fit."""
+    """Both texts, cut to `room` tokens together: the longer one is cut first, at its end."""
     length_a = max(min(len(a), room - len(b)), min(len(a), (room + 1) // 2))
     return a[:length_a], b[: room - length_a]
 
 
 def cached(cache: Path, key: str, build: Callable[[], Examples]) -> Examples:
-    """What `build` gives, from `cache`, or built there: by one process, while the others wait."""
+    """What `build` returns, from `cache`, or built there by one process while the others wait."""
     path = cache / f"examples-{hashlib.sha256(f'{FORMAT}|{key}'.encode()).hexdigest()[:16]}.npz"
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):

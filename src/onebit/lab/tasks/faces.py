@@ -1,12 +1,11 @@
-"""Made-up faces, drawn from random numbers: something to generate where there are no photographs."""
+"""Drawn faces: images for a generator to learn where there are no photographs."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-SKIN = np.array(
-    [[255, 224, 189], [88, 54, 35]], float
-)  # lightest and darkest; all between them occur
+# The lightest and the darkest skin; all colours between them occur.
+SKIN = np.array([[255, 224, 189], [88, 54, 35]], float)
 HAIR = np.array([[35, 25, 20], [94, 58, 32], [205, 165, 95], [165, 70, 35], [175, 175, 175]], float)
 EYES = np.array([[90, 56, 30], [70, 110, 165], [75, 120, 80]], float)
 LIPS = np.array([175, 60, 70], float)
@@ -14,9 +13,13 @@ WHITE, DARK = np.full(3, 245.0), np.full(3, 20.0)
 
 
 class Faces:
-    """Faces of soft ellipses: head, hair, eyes, brows, nose and mouth, their colours, sizes and places at random. All labels are 0.
+    """Faces of soft ellipses: head, hair, eyes, brows, nose and mouth. All labels are 0.
 
-    count: how many. side: in pixels. seed: another one gives other faces of the same kind.
+    Colours, sizes and places are random.
+
+    count: the number of faces.
+    side: the side of an image in pixels.
+    seed: another seed gives other faces of the same kind.
     """
 
     title = source = "drawn faces"
@@ -34,7 +37,10 @@ class Faces:
 
 
 class Canvas:
-    """An image of one colour, on which ellipses are painted. Coordinates go from 0 to 1, y downwards."""
+    """An image of one colour, on which ellipses are painted.
+
+    Coordinates go from 0 to 1; y goes downwards.
+    """
 
     def __init__(self, side: int, colour: np.ndarray):
         self.side = side
@@ -50,7 +56,10 @@ class Canvas:
         height: float,
         below: float = 0.0,
     ) -> None:
-        """An ellipse around (x, y) with these half axes, the part of it that is below y = `below`. Its edge is a pixel wide."""
+        """Paint the part below y = `below` of an ellipse around (x, y), with a soft edge.
+
+        width, height: its half axes. The edge is one pixel wide.
+        """
         radius = np.hypot((self.x - x) / width, (self.y - y) / height)
         covered = np.clip(0.5 + (1 - radius) * min(width, height) * self.side, 0, 1) * np.clip(
             0.5 + (self.y - below) * self.side, 0, 1
@@ -66,7 +75,7 @@ def face(side: int, random: np.random.Generator) -> np.ndarray:
     share = random.random()
     skin = (1 - share) * SKIN[0] + share * SKIN[1]
     hair = HAIR[random.integers(len(HAIR))] * random.uniform(0.85, 1.1)
-    length = random.choice((0.0, 0.12, 0.28))  # how far the hair hangs down
+    length = random.choice((0.0, 0.12, 0.28))  # of the hair below the head
     canvas.paint(hair, x, y - 0.08 + length / 2, width + 0.07, height + length / 2)
     canvas.paint(0.85 * skin, x, y + height + 0.1, 0.5 * width, 0.2)
     canvas.paint(skin, x, y, width, height)
@@ -90,7 +99,7 @@ def face(side: int, random: np.random.Generator) -> np.ndarray:
         random.uniform(0.07, 0.13),
         random.uniform(0.02, 0.05),
     )
-    canvas.paint(
-        random.uniform(0.8, 1.1) * LIPS, x, mouth_y - smile, mouth, 2 * smile, below=mouth_y - smile
-    )  # the lower half
+    lips = random.uniform(0.8, 1.1) * LIPS
+    corners = mouth_y - smile  # the mouth is the lower half of an ellipse
+    canvas.paint(lips, x, corners, mouth, 2 * smile, below=corners)
     return np.clip(canvas.colours, 0, 255).astype(np.uint8)

@@ -1,8 +1,8 @@
-"""GLUE: single sentences and pairs of them, to be classified or, for STS-B, to be scored."""
+"""GLUE: single sentences or pairs of them are classified or, for STS-B, scored."""
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,37 +14,49 @@ from onebit.lab.tasks.examples import Examples, cached, cut_pair, joined
 from onebit.lab.tasks.finetune import FineTuning, in_parts, on_device
 from onebit.lab.tasks.hub import HubRows
 
+if TYPE_CHECKING:
+    from onebit.lab.tasks.made_up import MadeUpGlue
+
 
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """The share of predictions that are right."""
     return float((predicted == labels).mean())
 
 
 def f1(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """2 TP / (2 TP + FP + FN) of class 1; 0 if there is none and none is predicted."""
+    """2 TP / (2 TP + FP + FN) of class 1; 0 if it neither occurs nor is predicted."""
     right = int(((predicted == 1) & (labels == 1)).sum())
     return 2 * right / max(1, int((predicted == 1).sum() + (labels == 1).sum()))
 
 
 def matthews(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Matthews' correlation of two classes, which is Pearson's of the numbers 0 and 1."""
+    """Matthews' correlation of two classes: Pearson's correlation of the numbers 0 and 1."""
     return pearson(predicted, labels)
 
 
 def pearson(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """Pearson's correlation."""
     return float(stats.pearsonr(predicted, labels).statistic) if vary(predicted, labels) else 0.0
 
 
 def spearman(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """Spearman's rank correlation."""
     return float(stats.spearmanr(predicted, labels).statistic) if vary(predicted, labels) else 0.0
 
 
 def vary(*columns: np.ndarray) -> bool:
-    """Whether a correlation is defined; where it is not, as with one class for all, it counts as 0."""
+    """Whether a correlation is defined. If it is not, as with one class for all, it counts as 0."""
     return all(np.ptp(column) > 0 for column in columns)
 
 
 class GlueTask(NamedTuple):
-    """columns: with the texts. classes: 1 for a score. metrics: the official ones, the one that is compared first. tests: the splits."""
+    """What is particular to a task.
+
+    columns: the names of the columns with the texts.
+    classes: their number; 1 for a score.
+    metrics: the official ones; the first one is compared.
+    tests: the splits that are evaluated.
+    """
 
     columns: tuple[str, ...]
     classes: int
@@ -53,7 +65,7 @@ class GlueTask(NamedTuple):
 
 
 PAIR = ("sentence1", "sentence2")
-# Those of the papers' tables; WNLI is in neither.
+# The tasks of the papers' tables, neither of which has WNLI.
 GLUE = {
     "cola": GlueTask(("sentence",), 2, (matthews,)),
     "sst2": GlueTask(("sentence",), 2, (accuracy,)),
@@ -69,7 +81,7 @@ GLUE = {
 
 
 class HubGlue:
-    """The splits of a task: from the hub, or DIR/glue/<task>/<split>.parquet if data_root is set."""
+    """The splits of a task, from the hub or from data_root/glue/<task>/<split>.parquet."""
 
     def __init__(self, *, path: str, data_root: str | None):
         self.path, self.data_root = path, data_root
@@ -81,18 +93,27 @@ class HubGlue:
 
 
 class Glue(FineTuning):
-    """Wang et al. 2019, one task, judged on the public development set, whose labels are known.
+    """A task of GLUE (Wang et al. 2019), evaluated on its development set, whose labels are public.
 
-    The metrics are the official ones, in %: `matthews` (CoLA), `accuracy`, `f1` (also MRPC and QQP), `pearson` and `spearman` (STS-B, whose
-    scores are learned by the mean squared error); of MNLI's second set `accuracy_mismatched`.
+    The metrics are the official ones, in %: `matthews` for CoLA; `pearson` and `spearman` for
+    STS-B, whose scores are learned by the mean squared error; `accuracy` for the others, and also
+    `f1` for MRPC and QQP. `accuracy_mismatched` is that of MNLI's second development set.
 
-    name: of the task, as the hub calls it. data: `HubGlue`, or one like it.
-    test_subset: how many examples of each development set are evaluated at most, the first ones; None: all.
+    name: the hub's name of the task.
+    data: `HubGlue`, or `made_up.MadeUpGlue`.
+    test_subset: evaluate only so many first examples of each development set; None: all.
     """
 
     network = BertForSequenceClassification
 
-    def __init__(self, *, name: str, data, test_subset: int | None = None, **options):
+    def __init__(
+        self,
+        *,
+        name: str,
+        data: "HubGlue | MadeUpGlue",
+        test_subset: int | None = None,
+        **options: Any,
+    ):
         super().__init__(**options)
         if name not in GLUE:
             raise ValueError(f"GLUE's tasks are {', '.join(GLUE)}, not {name}.")
@@ -110,7 +131,7 @@ class Glue(FineTuning):
 
     @cached_property
     def test(self) -> dict[str, Examples]:
-        """By the suffix of the metrics' names."""
+        """{suffix of the metrics' names: examples of a development set}."""
         suffix = {"validation_mismatched": "_mismatched"}
         return {
             suffix.get(split, ""): self._examples(split, self.test_subset)
@@ -118,11 +139,12 @@ class Glue(FineTuning):
         }
 
     def _examples(self, split: str, count: int | None = None) -> Examples:
-        rows, documents = (
-            self.data.split(self.name, split),
-            self.data.split(self.name, "train"),
-        )  # on which a tokenizer may be trained
-        key = f"glue {self.name} {rows.fingerprint()} {documents.fingerprint()} {self.wordpiece.fingerprint()} {self.length} {count}"
+        rows = self.data.split(self.name, split)
+        documents = self.data.split(self.name, "train")  # the tokenizer may be trained on them
+        key = (
+            f"glue {self.name} {rows.fingerprint()} {documents.fingerprint()} "
+            f"{self.wordpiece.fingerprint()} {self.length} {count}"
+        )
         return cached(
             self.cache,
             key,
@@ -131,7 +153,7 @@ class Glue(FineTuning):
             ),
         )
 
-    def _tokenized(self, rows, count: int | None) -> Iterator[tuple]:
+    def _tokenized(self, rows: Any, count: int | None) -> Iterator[tuple]:
         for part in in_parts(min(count or len(rows), len(rows)), 1000):
             some = [rows[i] for i in part]
             sides = [
@@ -146,10 +168,11 @@ class Glue(FineTuning):
             return sides[0][: self.length - 2], None
         return cut_pair(*sides, room=self.length - 3)
 
-    def _label(self, label):
+    def _label(self, label: int | float) -> int | float:
         if self.about.classes > 1 and label not in range(self.about.classes):
             raise RuntimeError(
-                f"{self.name} has a label {label}, and has {self.about.classes} classes: train on splits whose labels are known."
+                f"{self.name} has a label {label}, and has {self.about.classes} classes: use "
+                "splits whose labels are public."
             )
         return label
 
@@ -184,9 +207,11 @@ class Glue(FineTuning):
 
     @property
     def data_summary(self) -> str:
+        """What a caption says of the data."""
         return f"{len(self.train):,} examples of GLUE's {self.name}, {self.length} tokens at most"
 
     def data_description(self) -> dict:
+        """What run.json says of the data."""
         splits = {"train": self.train} | {
             split: examples
             for split, examples in zip(self.about.tests, self.test.values(), strict=True)

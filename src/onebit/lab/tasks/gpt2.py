@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from math import exp
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,22 +16,25 @@ from onebit.lab.tasks.corpus import Corpus, load_corpus
 from onebit.lab.tasks.model import configured, require_pieces
 from onebit.lab.tasks.text import EveryNth
 
-BLOCKS_AT_ONCE = 32  # evaluated together
+BLOCKS_AT_ONCE = 32  # so many are evaluated together
 
 
 class Gpt2Pretraining(Task):
-    """Radford et al. 2019: documents end to end, cut into blocks; each token of a block but the first is to be guessed from those before it.
+    """GPT-2 pre-training (Radford et al. 2019): guess each token from those before it.
 
-    The loss is the mean cross-entropy, in nats. An example is a block that begins anywhere in the text, drawn with replacement, so that it
-    may hold the end of one document and the start of another.
+    All documents stand end to end. An example is a block of tokens that begins anywhere in them,
+    drawn with replacement, so that it may hold the end of one document and the start of the next.
+    The loss is the mean cross-entropy of all tokens of a block but the first, in nats.
 
-    The metrics are `validation_loss`, the same over the held-out documents, cut into blocks of as many tokens as the model sees at once
-    (the last, shorter one is left out), and `perplexity`, its exponential, of a token, so that it depends on the tokenizer.
+    The metrics are `validation_loss` and `perplexity`. The first is the same loss over the held-out
+    documents, which are cut into blocks of as many tokens as the model sees at once; the last,
+    shorter block is left out. The perplexity of a token is the exponential of that loss, and
+    depends on the tokenizer.
 
     model: keywords of transformers' GPT2Config.
     text, tokenizer: members of `tasks.text` and `tasks.tokenizer`.
-    held_out: every so many-th document is held out.
-    validation_blocks: how many blocks are evaluated, the first ones; None: all.
+    held_out: hold out every document whose number this divides.
+    validation_blocks: evaluate only so many first blocks; None: all.
     cache: the folder for the tokenized text; it may be deleted at any time.
     """
 
@@ -40,15 +44,16 @@ class Gpt2Pretraining(Task):
         self,
         *,
         model: dict,
-        text,
-        tokenizer,
+        text: Any,
+        tokenizer: Any,
         held_out: int,
         cache: str,
         validation_blocks: int | None = None,
     ):
         if held_out < 2:
             raise ValueError(
-                f"task.held_out must be at least 2, not {held_out}: every so many-th document is held out."
+                f"task.held_out must be at least 2, not {held_out}: it holds out every document "
+                "whose number it divides."
             )
         self.model_config = dict(model)
         self.tokenizer = tokenizer
@@ -60,7 +65,7 @@ class Gpt2Pretraining(Task):
         self.cache = Path(cache).expanduser()
 
     def model(self) -> torch.nn.Module:
-        # The model neither generates text nor knows where a document ends.
+        # The model does not generate text, and does not need to know where a document ends.
         unused = {"use_cache": False, "bos_token_id": None, "eos_token_id": None}
         return GPT2LMHeadModel(configured(GPT2Config, self.model_config | unused))
 
@@ -74,13 +79,14 @@ class Gpt2Pretraining(Task):
         for corpus in (self.train, self.validation):
             if len(corpus.tokens) < self.length:
                 raise RuntimeError(
-                    f"The text gives {len(corpus.tokens)} tokens to train on or to evaluate, and a block has {self.length}: give a longer text, "
-                    "or set task.held_out so that both parts have documents."
+                    f"The text gives {len(corpus.tokens)} tokens to train on or to evaluate, and a "
+                    f"block has {self.length}: give a longer text, or set task.held_out so that "
+                    "both parts have documents."
                 )
 
     @property
     def length(self) -> int:
-        """Tokens that the model sees at once."""
+        """The number of tokens that the model sees at once."""
         return self.model_config["n_positions"]
 
     def description(self) -> dict:
@@ -94,17 +100,20 @@ class Gpt2Pretraining(Task):
                     "sha256": self.validation.sha256,
                 }
             },
-            "summary": f"GPT-2 of {model['n_layer']} layers, {model['n_embd']} wide, {self.length} tokens",
-            "evaluated": f"Validation: the mean of the workers' models on {count:,} held-out blocks of {self.length} tokens; "
-            "each evaluation is a point.",
+            "summary": f"GPT-2 of {model['n_layer']} layers, {model['n_embd']} wide, "
+            f"{self.length} tokens",
+            "evaluated": f"Validation: the mean of the workers' models on {count:,} held-out "
+            f"blocks of {self.length} tokens; each evaluation is a point.",
         }
 
     @cached_property
     def train(self) -> Corpus:
+        """The documents that are trained on."""
         return self._load("train")
 
     @cached_property
     def validation(self) -> Corpus:
+        """The documents that are held out."""
         return self._load("validation")
 
     def _load(self, name: str) -> Corpus:
@@ -124,7 +133,8 @@ class Gpt2Pretraining(Task):
         """`size` blocks of `length` tokens: this worker's part of a step's batch."""
         if length > self.length:
             raise ValueError(
-                f"A phase has blocks of {length} tokens, and the model sees {self.length}: set task.model.n_positions={length}."
+                f"A phase has blocks of {length} tokens, and the model sees {self.length}: set "
+                f"task.model.n_positions={length}."
             )
         starts = np.random.default_rng([seed, step, rank]).integers(
             len(self.train.tokens) - length + 1, size=size
@@ -151,5 +161,5 @@ class Gpt2Pretraining(Task):
         for blocks in self._validation_batches():
             total += float(self.loss(model, {"input_ids": blocks.to(device)})) * len(blocks)
         loss = total / len(self.blocks)
-        # a model that has gone astray has no perplexity that a float can hold
+        # The perplexity of a model that has diverged may be larger than a float can hold.
         return {"validation_loss": loss, "perplexity": exp(min(loss, 700.0))}

@@ -1,31 +1,40 @@
-"""ImageNet: images too many and too large to keep decoded, in torchvision's own networks."""
+"""ImageNet, with torchvision's networks. The images are decoded whenever they are used."""
 
 import math
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from PIL.Image import Image, Resampling
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models import get_model
 
-from onebit.lab.tasks import Task
-from onebit.lab.tasks.images import accuracy, chosen_images, counted_flop
+from onebit.lab.tasks import Task, epochs
+from onebit.lab.tasks.images import accuracy, counted_flop
 from onebit.lab.tasks.pictures import HubImages
 
-# Of the training images' channels, as everybody has it.
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# The usual mean and standard deviation of the training images' channels.
 MEAN, DEVIATION = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
 
 
 class ImageNet(Task):
-    """Classification of photographs; the loss is the mean cross-entropy, in nats, the metric `test_accuracy`, in %.
+    """Classification of photographs.
 
-    A training image is a random part, 8 % to 100 % of its area and 3:4 to 4:3 in shape, scaled to size x size, mirrored half of the time;
-    one that is evaluated is the middle seven eighths of its shorter side, squared. Epochs as in `ImageClassification`. Each image is decoded
-    when it is drawn.
+    The loss is the mean cross-entropy, in nats; the metric is `test_accuracy`, in %. A training
+    image is a random part of the photograph (8 % to 100 % of its area, 3:4 to 4:3 in shape), scaled
+    to size x size and mirrored half of the time. An evaluated image is the square in the middle
+    whose side is seven eighths of the photograph's shorter side. Epochs are as in
+    `ImageClassification`.
 
     model: keywords of torchvision's `get_model`, such as name.
-    train, test: `HubImages`. batch: samples of a step, of all workers. size: in pixels.
+    train, test: `HubImages`.
+    batch: the images of a step, of all workers together.
+    size: the side of an image in pixels.
     """
 
     evaluates = True
@@ -46,7 +55,7 @@ class ImageNet(Task):
         return counted_flop(self.model, self.size)
 
     def prepare(self) -> None:
-        _ = self.train, self.test  # loaded, or refused
+        _ = self.train, self.test  # loading them fails here rather than during training
 
     def description(self) -> dict:
         data = zip(("train", "test"), self.sources, (self.train, self.test), strict=True)
@@ -54,20 +63,22 @@ class ImageNet(Task):
             "data": {
                 name: {"source": source.source, "images": len(rows)} for name, source, rows in data
             },
-            "summary": f"{self.model_config['name']}, {len(self.train):,} images of {self.sources[0].title}, {self.size}x{self.size} pixels",
+            "summary": f"{self.model_config['name']}, {len(self.train):,} images of "
+            f"{self.sources[0].title}, {self.size}x{self.size} pixels",
         }
 
     @cached_property
-    def train(self):
+    def train(self) -> "Dataset":
         return self.sources[0].rows()
 
     @cached_property
-    def test(self):
+    def test(self) -> "Dataset":
         return self.sources[1].rows()
 
     def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, Tensor]:
         random = np.random.default_rng([seed, step, rank])
-        chosen = chosen_images(seed, step * self.step_batch + rank * size, size, len(self.train))
+        start = step * self.step_batch + rank * size
+        chosen = epochs.samples(seed, start, size, len(self.train))
         images, labels = self.sources[0].decoded(self.train, chosen)
         pictures = [
             self._scaled(image, random_box(*image.size, random), mirrored=random.random() < 0.5)
@@ -87,17 +98,22 @@ class ImageNet(Task):
         ]
         return torch.from_numpy(np.stack(pictures)), torch.tensor(labels)
 
-    def _scaled(self, image, box: tuple[float, ...], mirrored: bool) -> np.ndarray:
-        """The part of a PIL image in the box (left, top, right, bottom), normalised: float32 [3, size, size]."""
-        pixels = np.asarray(
-            image.convert("RGB").resize((self.size, self.size), resample=2, box=box), np.float32
-        )  # 2: bilinear
+    def _scaled(self, image: Image, box: tuple[float, ...], mirrored: bool) -> np.ndarray:
+        """The part of an image in the box, normalised: float32 [3, size, size].
+
+        box: (left, top, right, bottom).
+        """
+        scaled = image.convert("RGB").resize((self.size, self.size), Resampling.BILINEAR, box)
+        pixels = np.asarray(scaled, np.float32)
         pixels = pixels[:, ::-1] if mirrored else pixels
         return np.ascontiguousarray(((pixels / 255 - MEAN) / DEVIATION).transpose(2, 0, 1))
 
 
 def random_box(width: int, height: int, random: np.random.Generator) -> tuple[float, ...]:
-    """Inside the image, of 8 % to 100 % of its area and 3:4 to 4:3 in shape; the middle, if ten draws do not fit."""
+    """A box inside the image, of 8 % to 100 % of its area and 3:4 to 4:3 in shape.
+
+    If ten draws do not fit into the image, it is the middle.
+    """
     for _ in range(10):
         area, shape = (
             width * height * random.uniform(0.08, 1),
@@ -111,7 +127,7 @@ def random_box(width: int, height: int, random: np.random.Generator) -> tuple[fl
 
 
 def middle_box(width: int, height: int) -> tuple[float, ...]:
-    """A square of seven eighths of the shorter side: 224 of 256."""
+    """A square in the middle, of seven eighths of the shorter side: 224 of 256."""
     side = 0.875 * min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
     return left, top, left + side, top + side

@@ -1,7 +1,6 @@
 """Image classification: the paper's ResNet-18 on CIFAR-10, and smaller ones of its kind."""
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +10,17 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models.resnet import BasicBlock
 
-from onebit.lab.tasks import Task
+from onebit.lab.tasks import Task, epochs
 from onebit.lab.tasks.pictures import Splits
 
 
 class ResNet(nn.Module):
     """The residual network of He et al. 2016 for small images, of torchvision's BasicBlocks.
 
-    A 3x3 convolution to `width` channels, then stages of blocks, each stage but the first with half the resolution and twice the
-    channels, then the mean over the image and a linear layer. ResNet-18, behind the stem that is usual for CIFAR-10 (no stride, no
-    max-pool): width 64, blocks 2, 2, 2, 2. Convolutions begin as He et al. 2015 say (fan-out), as torchvision's do.
+    A 3x3 convolution to `width` channels; stages of blocks, each stage but the first with half the
+    resolution and twice the channels; the mean over the image; and a linear layer. Width 64 and
+    blocks 2, 2, 2, 2 give ResNet-18 with the stem that is usual for CIFAR-10 (no stride, no
+    max-pool). The weights of convolutions begin as in He et al. 2015 (fan-out), as torchvision's.
     """
 
     def __init__(self, *, width: int, blocks: list[int], classes: int):
@@ -55,18 +55,20 @@ class ResNet(nn.Module):
 
 
 class ImageClassification(Splits, Task):
-    """Small images with labels; the loss is the mean cross-entropy, in nats, the metric `test_accuracy`, in %.
+    """Classification of small images.
 
-    An epoch is a permutation of the training images, a function of (seed, epoch); the workers take disjoint parts of each step's batch,
-    so that in an epoch each image is seen once. Each is shifted by up to an eighth of its side (4 pixels of 32, zeros move in) and
-    mirrored half of the time, as usual for CIFAR-10, and normalised by the mean and standard deviation of each channel.
+    The loss is the mean cross-entropy, in nats; the metric is `test_accuracy`, in %. An epoch has
+    each training image once (see `epochs.samples`); the workers take disjoint parts of a step's
+    batch. As usual for CIFAR-10, an image is shifted by up to an eighth of its side (4 pixels of
+    32; zeros move in), mirrored half of the time, and normalised by the mean and standard deviation
+    of each channel.
 
-    model: keywords of `ResNet`, but `classes`.
+    model: keywords of `ResNet`.
     train, test: members of `tasks.pictures`.
-    batch: samples of a step, of all workers.
-    size: the side of an image, in pixels, to which it is scaled down if it is larger.
-    subset: how many training images there are, the first ones; None: all.
-    test_subset: the same of the images that are evaluated.
+    batch: the images of a step, of all workers together.
+    size: the side of an image in pixels, to which larger ones are scaled down.
+    subset: train on so many first images only; None: all.
+    test_subset: evaluate so many first images only; None: all.
     cache: the folder for the decoded images; it may be deleted at any time.
     """
 
@@ -103,7 +105,8 @@ class ImageClassification(Splits, Task):
         for pictures in (self.train, self.test):
             if pictures.classes > self.model_config["classes"]:
                 raise ValueError(
-                    f"{pictures.source} has {pictures.classes} classes: set task.model.classes={pictures.classes}."
+                    f"{pictures.source} has {pictures.classes} classes: set "
+                    f"task.model.classes={pictures.classes}."
                 )
 
     def description(self) -> dict:
@@ -112,20 +115,21 @@ class ImageClassification(Splits, Task):
                 name: pictures.description()
                 for name, pictures in (("train", self.train), ("test", self.test))
             },
-            "summary": f"{self.network}, {len(self.train.labels):,} images of {self.train.title}, {self.size}x{self.size} pixels",
+            "summary": f"{self.network}, {len(self.train.labels):,} images of "
+            f"{self.train.title}, {self.size}x{self.size} pixels",
         }
 
     @property
     def network(self) -> str:
+        """What a caption calls the network."""
         width, blocks = self.model_config["width"], self.model_config["blocks"]
         if (width, list(blocks)) == (64, [2, 2, 2, 2]):
             return "ResNet-18"
         return f"ResNet of {len(blocks)} stages, {width} to {width << len(blocks) - 1} wide"
 
     def batch(self, seed: int, step: int, rank: int, size: int, length: int) -> dict[str, Tensor]:
-        chosen = chosen_images(
-            seed, step * self.step_batch + rank * size, size, len(self.train.labels)
-        )
+        start = step * self.step_batch + rank * size
+        chosen = epochs.samples(seed, start, size, len(self.train.labels))
         images = moved(self.train.images[chosen], np.random.default_rng([seed, step, rank]))
         return {
             "images": self._normalised(images),
@@ -153,7 +157,7 @@ class ImageClassification(Splits, Task):
 def accuracy(
     model: nn.Module, device: torch.device, batches: Iterable[tuple[Tensor, Tensor]]
 ) -> dict[str, float]:
-    """The share of images whose likeliest class is their label, in %."""
+    """`test_accuracy`: the share of images whose likeliest class is their label, in %."""
     model.eval()
     right = total = 0
     for images, labels in batches:
@@ -163,30 +167,17 @@ def accuracy(
 
 
 def counted_flop(model: Callable[[], nn.Module], size: int) -> float:
-    """Of one image forward, times 3: the backward pass takes twice as many."""
+    """Operations of one image: 3 times those forward, since backward takes twice as many."""
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         model().eval()(torch.empty(1, 3, size, size))
     return 3 * counter.get_total_flops()
 
 
-def chosen_images(seed: int, start: int, size: int, count: int) -> np.ndarray:
-    """The numbers of the images from place `start` on, where the epochs, each a permutation of `count` images, stand one after the other."""
-    epochs, within = np.divmod(start + np.arange(size), count)
-    chosen = np.empty(size, np.int64)
-    for epoch in np.unique(epochs):
-        chosen[epochs == epoch] = _permutation(seed, int(epoch), count)[within[epochs == epoch]]
-    return chosen
-
-
-@lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(epoch,))).permutation(
-        count
-    )
-
-
 def moved(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Each image shifted by up to an eighth of its side, either way, with zeros where it leaves, and mirrored half of the time."""
+    """The images, each shifted by up to an eighth of its side, and mirrored half of the time.
+
+    Zeros move in where an image is shifted away.
+    """
     count, side = images.shape[:2]
     pad = side // 8
     padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))

@@ -1,4 +1,7 @@
-"""Made-up texts that need no network, in the schemas of GLUE and SQuAD: their words tell the answer."""
+"""Made-up texts in the schemas of GLUE and SQuAD, which need no download.
+
+Their words tell the answer, so that a small model learns it in a few steps.
+"""
 
 from collections.abc import Callable
 
@@ -15,7 +18,7 @@ THINGS = ("house", "river", "train", "apple", "cloud", "stone", "chair", "horse"
 
 
 class MadeUpRows:
-    """The same rows at each call. make: random generator -> a row."""
+    """Rows that are the same at each call. make: random generator -> a row."""
 
     def __init__(
         self, make: Callable[[np.random.Generator], dict], *, count: int, seed: int, name: str
@@ -33,7 +36,10 @@ class MadeUpRows:
 
 
 class MadeUpGlue:
-    """A class has words of its own; a score is 5 times the share of one class's words. count: of examples in each split."""
+    """Each class has words of its own; a score is 5 times the share of one class's words.
+
+    count: the number of examples in each split.
+    """
 
     path = "made-up"
 

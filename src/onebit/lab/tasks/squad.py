@@ -1,11 +1,11 @@
-"""SQuAD 1.1: the answer to a question is a part of a text."""
+"""SQuAD 1.1: find the part of a text that answers a question."""
 
 import re
 import string
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +16,16 @@ from onebit.lab.tasks.examples import Examples, cached, joined
 from onebit.lab.tasks.finetune import FineTuning, in_parts, on_device
 
 COLUMNS = ("context", "question", "answers")
-LONGEST_ANSWER = 30  # tokens
-NOWHERE = (0, 0)  # the answer, at [CLS], of a window that does not hold it
+LONGEST_ANSWER = 30  # in tokens
+NOWHERE = (0, 0)  # where the answer is in a window that does not hold it: at [CLS]
 
 
 class Window(NamedTuple):
-    """A question with a part of its text. row: its number. spans: for each token of the part, its characters in the text, (start, end)."""
+    """A question with a part of its text.
+
+    row: the number of the question.
+    spans: for each token of the part, (start, end) of its characters in the text.
+    """
 
     row: int
     question: list[int]
@@ -30,15 +34,20 @@ class Window(NamedTuple):
 
 
 class Squad(FineTuning):
-    """Rajpurkar et al. 2016: [CLS] question [SEP] text [SEP]; the loss is the mean of the cross-entropies of the answer's two ends.
+    """SQuAD 1.1 (Rajpurkar et al. 2016): the answer to a question is a part of a text.
 
-    A text that is too long is cut into windows that overlap: each begins `stride` tokens after the one before. In a window that does not
-    hold the whole answer, both ends are at [CLS]. The prediction is the part of at most 30 tokens with the greatest sum of its ends' logits
-    in all windows of the question. Metrics, in %, the best of a question's answers counts: `exact_match` and `f1`, see `f1_score`.
+    An example is [CLS] question [SEP] text [SEP]. The loss is the mean of the cross-entropies of
+    the answer's two ends. A text that is too long is cut into overlapping windows, each of which
+    begins `stride` tokens after the one before. In a window that does not hold the whole answer,
+    both ends are at [CLS].
+
+    The prediction is the part of at most 30 tokens, in all windows of the question, with the
+    greatest sum of its ends' logits. The metrics are `exact_match` and `f1` (see `f1_score`), in %.
+    Of several right answers to a question, the best one counts.
 
     train, test: rows with a context, a question and answers, see `HubRows`.
     stride, question_length: in tokens; a longer question is cut at its end.
-    subset, test_subset: how many questions there are, the first ones; None: all.
+    subset, test_subset: use so many first questions only; None: all.
     """
 
     network = BertForQuestionAnswering
@@ -46,19 +55,20 @@ class Squad(FineTuning):
     def __init__(
         self,
         *,
-        train,
-        test,
+        train: Any,
+        test: Any,
         stride: int,
         question_length: int,
         subset: int | None = None,
         test_subset: int | None = None,
-        **options,
+        **options: Any,
     ):
         super().__init__(**options)
         if stride < 1 or question_length < 1 or self.length < question_length + 4:
             raise ValueError(
-                f"length={self.length}, stride={stride} and question_length={question_length} leave no room for the text: "
-                "a window has room for length - question_length - 3 tokens of it."
+                f"length={self.length}, stride={stride} and question_length={question_length} "
+                "leave no room for the text: a window has room for length - question_length - 3 "
+                "tokens of it."
             )
         self.sources = {"train": (train, subset), "test": (test, test_subset)}
         self.stride, self.question_length = stride, question_length
@@ -70,14 +80,18 @@ class Squad(FineTuning):
         for row in rows:
             if not row["answers"]["text"]:
                 raise RuntimeError(
-                    f"{row['question']!r} has no answer in {source.source}: SQuAD 1.1 has one to every question, SQuAD 2.0 has not."
+                    f"{row['question']!r} has no answer in {source.source}: SQuAD 1.1 has one to "
+                    "every question, SQuAD 2.0 does not."
                 )
         return rows
 
     @cached_property
     def train(self) -> Examples:
         source, count = self.sources["train"]
-        key = f"squad {source.fingerprint()} {self.wordpiece.fingerprint()} {self.length} {self.stride} {self.question_length} {count}"
+        key = (
+            f"squad {source.fingerprint()} {self.wordpiece.fingerprint()} {self.length} "
+            f"{self.stride} {self.question_length} {count}"
+        )
         return cached(self.cache, key, self._build)
 
     def _build(self) -> Examples:
@@ -89,10 +103,12 @@ class Squad(FineTuning):
 
     @cached_property
     def test(self) -> tuple[list[dict], list[Window]]:
+        """The evaluated questions, and all windows of their texts."""
         rows = self._rows("test")
         return rows, list(self.windows(rows))
 
     def windows(self, rows: list[dict]) -> Iterator[Window]:
+        """All windows of the texts, in the order of the questions."""
         for chunk in in_parts(len(rows), 1000):
             questions, contexts = (
                 self.tokenizer.encode_batch(
@@ -131,13 +147,10 @@ class Squad(FineTuning):
                 part, answers(output, [windows[i] for i in part]), strict=True
             ):
                 window = windows[i]
-                if (
-                    score > best[window.row][0]
-                ):  # neither of a model that has diverged, NaN or -inf: it answers nothing
-                    best[window.row] = (
-                        score,
-                        rows[window.row]["context"][window.spans[first][0] : window.spans[last][1]],
-                    )
+                # The scores of a diverged model are NaN or -inf, which are never better.
+                if score > best[window.row][0]:
+                    begin, end = window.spans[first][0], window.spans[last][1]
+                    best[window.row] = score, rows[window.row]["context"][begin:end]
         found = [(text, row["answers"]["text"]) for (_, text), row in zip(best, rows, strict=True)]
         return {
             score.__name__.removesuffix("_score"): 100
@@ -147,9 +160,11 @@ class Squad(FineTuning):
 
     @property
     def data_summary(self) -> str:
+        """What a caption says of the data."""
         return f"{len(self.train):,} windows of {self.length} tokens of SQuAD's questions"
 
     def data_description(self) -> dict:
+        """What run.json says of the data."""
         train, test = self.sources["train"][0], self.sources["test"][0]
         return {
             "train": {
@@ -162,7 +177,7 @@ class Squad(FineTuning):
 
 
 def window_starts(count: int, room: int, stride: int) -> list[int]:
-    """Where the windows begin that cover `count` tokens; no token is left out."""
+    """Where the windows begin that cover all of `count` tokens."""
     starts = [0]
     while starts[-1] + room < count:
         starts.append(starts[-1] + min(stride, room))
@@ -170,7 +185,10 @@ def window_starts(count: int, room: int, stride: int) -> list[int]:
 
 
 def ends(window: Window, known: dict) -> tuple[int, int]:
-    """The places of the first and the last token of the first known answer, in [CLS] question [SEP] text [SEP]."""
+    """The places of the first and the last token of the first right answer.
+
+    They are counted in [CLS] question [SEP] text [SEP]. known: the answers of a row.
+    """
     begin = known["answer_start"][0]
     end = begin + len(known["text"][0])
     if not window.spans or window.spans[0][0] > begin or window.spans[-1][1] < end:
@@ -181,8 +199,11 @@ def ends(window: Window, known: dict) -> tuple[int, int]:
     return before + first, before + last
 
 
-def answers(output, windows: list[Window]) -> Iterator[tuple[float, int, int]]:
-    """For each window: the score, the first and the last token of the best answer, counted in its part of the text."""
+def answers(output: Any, windows: list[Window]) -> Iterator[tuple[float, int, int]]:
+    """For each window: the score, the first and the last token of the best answer.
+
+    The tokens are counted in the window's part of the text. output: the network's.
+    """
     width = output.start_logits.shape[1]
     allowed = torch.zeros(len(windows), width, dtype=torch.bool)
     for i, window in enumerate(windows):
@@ -201,17 +222,21 @@ def answers(output, windows: list[Window]) -> Iterator[tuple[float, int, int]]:
 
 
 def normalised(text: str) -> list[str]:
-    """The words of an answer: lower case, without punctuation and without a, an and the."""
+    """The words of an answer in lower case, without punctuation, a, an and the."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
 
 def exact_match(predicted: str, right: str) -> float:
+    """1 if both have the same words in the same order, else 0."""
     return float(normalised(predicted) == normalised(right))
 
 
 def f1_score(predicted: str, right: str) -> float:
-    """The harmonic mean of precision and recall of the words, each as often as it occurs; 0 if none is shared."""
+    """The harmonic mean of precision and recall of the words; 0 if none is shared.
+
+    A word counts as often as it occurs.
+    """
     one, two = normalised(predicted), normalised(right)
     shared = sum((Counter(one) & Counter(two)).values())
     return 2 * shared / (len(one) + len(two)) if shared else 0.0

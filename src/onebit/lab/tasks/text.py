@@ -1,4 +1,4 @@
-"""Where the words come from. A text yields documents, each a string whose paragraphs are divided by blank lines."""
+"""Sources of text. A text yields documents: strings with blank lines between paragraphs."""
 
 import ast
 import re
@@ -7,23 +7,34 @@ import sysconfig
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from onebit.lab.tasks.hub import HubRows
 
-# Not documentation, or not in every distribution of Python.
+# Folders that hold no documentation, or are not in every distribution of Python.
 LEFT_OUT = {
-    "__pycache__", "dist-packages", "ensurepip", "idlelib", "lib2to3", "lib-dynload", "pydoc_data", "site-packages",
-    "test", "tests", "turtledemo",
-}  # fmt: skip
+    "__pycache__",
+    "dist-packages",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "lib-dynload",
+    "pydoc_data",
+    "site-packages",
+    "test",
+    "tests",
+    "turtledemo",
+}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class PythonDocs:
-    """Python's own documentation, about 2 MB that every Python carries: the text of `help()` and the docstrings.
+    """Python's own documentation, about 2 MB that come with every Python.
 
-    First the language reference in `pydoc_data.topics`, a document for each topic; then the standard library, a
-    document for each source file with its docstrings. The sources are parsed, never imported, in the order of their
-    paths. Other versions of Python have slightly different words: run.json names the version and the corpus.
+    First comes the language reference in `pydoc_data.topics`, with a document for each topic; then
+    the docstrings of the standard library, with a document for each source file, in the order of
+    their paths. The sources are parsed, not imported. Other versions of Python have slightly
+    different words: run.json names the version, and has a checksum of the corpus.
     """
 
     def fingerprint(self) -> str:
@@ -43,7 +54,7 @@ class PythonDocs:
 def _docstrings(path: Path) -> str:
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # templates and the like, which are no valid source
+    except (SyntaxError, ValueError):  # a template, for example, is no valid source
         return ""
     found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
     return "\n\n".join(filter(None, found))
@@ -52,10 +63,10 @@ def _docstrings(path: Path) -> str:
 class HubText(HubRows):
     """Rows with a `text` column, see `HubRows`.
 
-    rows: how many rows make a document; 1 where a row is an article, more where it is a sentence.
+    rows: so many rows make a document: 1 if a row is an article, more if it is a sentence.
     """
 
-    def __init__(self, *, rows: int = 1, **options):
+    def __init__(self, *, rows: int = 1, **options: Any):
         super().__init__(**options)
         self.rows = rows
 
@@ -69,18 +80,20 @@ class HubText(HubRows):
 
 
 class EveryNth:
-    """Every n-th document of a text, or all the others: what is held out, and what is trained on.
+    """Every n-th document of a text, which is held out, or all the others, which are trained on.
 
-    Documents quote each other: what is trained on goes without the paragraphs that are held out, too, however they are indented.
+    Since documents quote each other, the others also lose the paragraphs that are held out, however
+    these are indented.
     """
 
-    def __init__(self, text, n: int, *, held_out: bool):
+    def __init__(self, text: Any, n: int, *, held_out: bool):
         self.text = text
         self.n = n
         self.held_out = held_out
 
     def fingerprint(self) -> str:
-        return f"{self.text.fingerprint()}, {'only' if self.held_out else 'without the paragraphs of'} every {self.n}th"
+        which = "only" if self.held_out else "without the paragraphs of"
+        return f"{self.text.fingerprint()}, {which} every {self.n}th"
 
     def documents(self) -> Iterator[str]:
         if self.held_out:
@@ -115,7 +128,7 @@ def _words(paragraph: str) -> str:
 class Texts:
     """Several texts, one after the other."""
 
-    def __init__(self, **texts):
+    def __init__(self, **texts: Any):
         self.texts = texts
 
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""WordPiece, as BERT uses it: trained on the text, or loaded."""
+"""Tokenizers: WordPiece, as BERT uses it, trained on the text or loaded."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,18 +6,19 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-END = "<|endoftext|>"  # GPT-2's
+END = "<|endoftext|>"  # GPT-2's mark of a document's end
 
-
-# Added to the code of a character that does not begin its word: Unicode's last plane, which is private.
+# Added to the code of a character that does not begin its word. It leads into the last plane of
+# Unicode, which is for private use.
 CONTINUED = 0x100000
 
 
 class TrainedWordPiece:
-    """A lower-case WordPiece of `vocab_size` pieces, trained on the text itself: a function of the text alone.
+    """A lower-case WordPiece of `vocab_size` pieces, trained on the text, and a function of it.
 
-    The library's own WordPiece trainer breaks ties by the order of a hash table, so that two runs get different pieces. Its
-    BPE trainer, which it is built on, does not, if "##b" is a character like any other.
+    The WordPiece trainer of the library breaks ties by the order of a hash table, so that two runs
+    get different pieces. The BPE trainer, on which it is built, does not. It is used here, with
+    characters of their own for those that WordPiece writes as "##b".
     """
 
     def __init__(self, *, vocab_size: int):
@@ -38,7 +39,7 @@ class TrainedWordPiece:
 
 
 def _marked(document: str) -> str:
-    """The words of a document, divided by spaces, with CONTINUED added to all characters but the first of each."""
+    """The words of a document, with CONTINUED added to all but the first character of each."""
     tokenizer = _wordpiece({})
     words = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(document))
     marked = (
@@ -55,9 +56,12 @@ def _unmarked(piece: str) -> str:
 
 
 class LoadedWordPiece:
-    """A tokenizer that exists: a file `tokenizer.json` or `vocab.txt`, or the hub's name of a model, "bert-base-uncased".
+    """A tokenizer from a file `tokenizer.json` or `vocab.txt`, or of a model on the hub.
 
-    Raises RuntimeError, with the command that fetches it, if it is not there.
+    name: the path, or the model's id, such as "google-bert/bert-base-uncased".
+
+    Raises:
+        RuntimeError: it is not there; the message has the command that fetches it.
     """
 
     def __init__(self, *, name: str):
@@ -80,9 +84,10 @@ class LoadedWordPiece:
             )
         except Exception as error:  # the library raises bare Exceptions
             raise RuntimeError(
-                f"The tokenizer {self.name} is not here and could not be fetched ({error}).\nFetch it on a machine with a "
-                f"network: hf download {self.name} tokenizer.json\nor give the path of a tokenizer.json or vocab.txt: "
-                "task.tokenizer.name=PATH."
+                f"The tokenizer {self.name} is not here and could not be fetched ({error}).\n"
+                "Fetch it on a machine with a network:\n"
+                f"    hf download {self.name} tokenizer.json\n"
+                "or give the path of a tokenizer.json or vocab.txt: task.tokenizer.name=PATH."
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""Evaluation of what the workers have trained together: the mean of their models."""
+"""The model that is evaluated: the mean of the workers' models."""
 
 import copy
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from onebit.comm import Communicator
 
 @torch.no_grad()
 def mean_model(model: nn.Module, communicator: Communicator) -> nn.Module | None:
-    """A copy of the model that holds the exact mean over the ranks of all parameters and floating-point buffers, on rank 0; elsewhere None.
+    """A copy of the model that holds the exact mean over the ranks, on rank 0; None on the others.
 
-    The ranks' own models stay as they are, so that evaluation does not change the training: an optimizer with local steps is evaluated
-    between two syncs without one. BatchNorm's running statistics are each worker's own, and averaged like the rest. All ranks must
-    call it.
+    The mean is taken of all parameters and floating-point buffers, so also of the running
+    statistics of BatchNorm, of which each worker has its own. The ranks' models do not change, so
+    that evaluation does not change the training. All ranks must call it.
     """
     averaged = copy.deepcopy(model) if communicator.rank == 0 else None
     taken = _floating(averaged) if averaged is not None else None

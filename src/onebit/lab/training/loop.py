@@ -10,7 +10,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from onebit.comm import Communicator
-from onebit.lab.runs.metadata import PLACES, without
+from onebit.lab.runs.compare import PLACES, without
+from onebit.lab.runs.metadata import read_run
 from onebit.lab.runs.recorder import Recorder
 from onebit.lab.runs.state_log import Watcher
 from onebit.lab.training.checkpoint import Checkpoints
@@ -22,20 +23,21 @@ from onebit.lab.training.schedule import Phase, Plan
 
 
 def train(run: Run, communicator: Communicator, turn: AbstractContextManager) -> None:
-    """What each worker does. It holds `turn` where it uses torch's random state, which workers in threads share."""
+    """What each worker does.
+
+    It holds the lock `turn` while it uses torch's random state, which workers in threads share.
+    """
     Training(run, communicator, turn).train()
 
 
 class Training:
-    """A worker's part of a run: model, players, and on rank 0 the records."""
+    """A worker's part of a run: its model and players, and on rank 0 the records."""
 
     def __init__(self, run: Run, communicator: Communicator, turn: AbstractContextManager):
         self.run, self.communicator, self.turn = run, communicator, turn
-        self.rank, self.device, self.plan = (
-            communicator.rank,
-            worker_device(run.device),
-            Plan(run.phases),
-        )
+        self.rank = communicator.rank
+        self.device = worker_device(run.device)
+        self.plan = Plan(run.phases)
         with turn:
             seed_torch(self.device, run.seed)
             self.model = run.task.model().to(self.device).train()
@@ -52,15 +54,13 @@ class Training:
         self.optimizers = [player.optimizer for player in self.players]
         self.parts = {"weights": self.model} | {player.name: player for player in self.players}
         self.checkpoints = Checkpoints(run.folder / "checkpoints", communicator)
-        self.recorder = (
-            Recorder(run.folder, facts_of(run, communicator), run.wandb) if self.rank == 0 else None
-        )
-        self.watcher = (
-            Watcher(run.watch, self.model, self.optimizers) if run.watch and self.recorder else None
-        )
+        self.recorder = self.watcher = None
+        if self.rank == 0:
+            self.recorder = Recorder(run.folder, facts_of(run, communicator), run.wandb)
+            self.watcher = run.watch and Watcher(run.watch, self.model, self.optimizers)
 
     def train(self) -> None:
-        """From the newest checkpoint, or the start, to the end."""
+        """Train from the newest checkpoint, or from the beginning, to the end."""
         done, diverged = self.begin(), False
         with self.progress(done) as bar:
             while done < self.plan.steps and not diverged:
@@ -81,35 +81,42 @@ class Training:
     def progress(self, done: int) -> tqdm:
         """A bar over the steps, shown by rank 0."""
         return tqdm(
-            total=self.plan.steps, initial=done, desc=f"{self.run.method} seed {self.run.seed}", unit="step", dynamic_ncols=True,
-            disable=self.rank > 0 or not self.run.progress, mininterval=0.5 if sys.stderr.isatty() else 15,
-        )  # fmt: skip
+            total=self.plan.steps,
+            initial=done,
+            desc=f"{self.run.method} seed {self.run.seed}",
+            unit="step",
+            dynamic_ncols=True,
+            disable=self.rank > 0 or not self.run.progress,
+            mininterval=0.5 if sys.stderr.isatty() else 15,
+        )
 
     def begin(self) -> int:
-        """The number of steps done before: 0, or those of the newest checkpoint, which is loaded."""
-        run, recorder = self.run, self.recorder
-        if recorder:
-            for warning in run.warnings():
-                print(f"warning: {warning}", file=sys.stderr)
-            if not run.resume:
-                self.checkpoints.delete()
+        """Load the newest checkpoint, if the run resumes; returns the number of its steps, or 0."""
+        run = self.run
+        if self.recorder and not run.resume:
+            self.checkpoints.delete()
         saved = self.checkpoints.load() if run.resume else None
         if saved:
             for name, part in self.parts.items():
                 part.load_state_dict(saved[name])
-        if recorder:
-            if run.resume:
-                where = (
-                    f"goes on at step {saved['step']}"
-                    if saved
-                    else f"no checkpoint in {run.folder}: from the start"
+        if self.recorder:
+            for warning in run.warnings():
+                print(f"warning: {warning}", file=sys.stderr)
+            if saved:
+                print(f"The run resumes at step {saved['step']}.", file=sys.stderr)
+            elif run.resume and read_run(run.folder):
+                print(
+                    f"{run.folder} has no checkpoint: the run starts from the beginning.",
+                    file=sys.stderr,
                 )
-                print(f"resume: {where}", file=sys.stderr)
-            recorder.start(saved and saved["recorder"])
+            self.recorder.start(saved and saved["recorder"])
         return saved["step"] if saved else 0
 
     def enter(self, step: int) -> Phase:
-        """The phase of the data that `step`, counted from 0, is in; its first step begins a new warm-up."""
+        """The phase of the plan that `step`, counted from 0, belongs to.
+
+        The first step of each phase but the first begins a new warm-up.
+        """
         _, phase, phase_start = self.plan.at(step)
         if step == phase_start > 0:
             for optimizer in self.optimizers:
@@ -117,7 +124,7 @@ class Training:
         return phase
 
     def step(self, step: int, phase: Phase) -> dict[str, Tensor]:
-        """Each player takes a step, on the worker's part of the batch. Their losses there."""
+        """Each player takes a step; returns their losses on the worker's part of the batch."""
         number, size = self.run.micro_batches(phase, self.communicator.size)
         examples = self.run.task.batch(self.run.seed, step, self.rank, number * size, phase.length)
         if self.watcher:
@@ -142,7 +149,10 @@ class Training:
         number: int,
         coordinates: tuple[int, int, int],
     ) -> Tensor:
-        """The loss on one of `number` micro-batches, divided by their number; its gradient is added to those of the player's parameters."""
+        """Add the gradient of one of `number` micro-batches to those of the player's parameters.
+
+        Returns the loss on it, divided by `number`, so that the sum over all of them is a mean.
+        """
         precision = self.run.precision
         with self.turn:
             seed_torch(self.device, self.run.seed, *coordinates)
@@ -152,7 +162,7 @@ class Training:
         return loss.detach()
 
     def record(self, done: int, losses: dict[str, Tensor], facts: dict, bar: tqdm) -> bool:
-        """Whether the run has diverged; a row of what `done` steps have come to, where one is due."""
+        """Record a row if one is due after `done` steps; returns whether the run has diverged."""
         run = self.run
         diverged = any(player.diverged for player in self.players)
         if not (done % run.record_every == 0 or done == self.plan.steps or diverged):
@@ -166,19 +176,22 @@ class Training:
         samples = done * run.batch
         if self.recorder:
             self.recorder.row(self.optimizers, means, step=done, samples=samples, **facts)
-        if self.watcher:
-            self.recorder.tensors(self.watcher.after(done), step=done, samples=samples)
-        sent = tqdm.format_sizeof(
-            sum(optimizer.communication.bytes_sent for optimizer in self.optimizers), "B"
-        )
-        name, *_ = self.plan.at(done - 1)
-        bar.set_postfix_str(
-            f"loss {sum(means.values()):.3f}, {name}, {facts['phase']}, sent {sent}", refresh=False
-        )
+            if self.watcher:
+                self.recorder.tensors(self.watcher.after(done), step=done, samples=samples)
+            bar.set_postfix_str(self.progress_text(done, means, facts["phase"]), refresh=False)
         return diverged
 
+    def progress_text(self, done: int, losses: dict[str, float], phase: str) -> str:
+        """What the bar says: the loss, the phases, and the bytes that the whole run has sent."""
+        name, *_ = self.plan.at(done - 1)
+        shown = [f"loss {sum(losses.values()):.3f}", name]
+        if self.run.has_warmup:
+            shown.append(phase)
+        sent = tqdm.format_sizeof(self.recorder.traffic(self.optimizers)["bytes_sent"], "B")
+        return ", ".join([*shown, f"sent {sent}"])
+
     def keep(self, done: int) -> None:
-        """Evaluate, and save a checkpoint, where they are due."""
+        """Evaluate, and save a checkpoint, if they are due."""
         run = self.run
         if run.evaluates_at(done, self.plan.steps):
             self.evaluate(done)
@@ -188,7 +201,8 @@ class Training:
     def evaluate(self, done: int) -> None:
         """Record how good the mean of the workers' models is.
 
-        Rank 0 evaluates alone. The others go on and wait for it in the next collective, for as long as the launcher lets them (`launch.TIMEOUT`).
+        Rank 0 evaluates alone. The others continue, and wait for it in the next collective, for
+        `workers.TIMEOUT` seconds at most.
         """
         averaged = mean_model(self.model, self.communicator)
         if self.recorder:
@@ -198,7 +212,7 @@ class Training:
             self.recorder.evaluation(metrics, step=done, samples=done * self.run.batch)
 
     def state(self, done: int) -> dict:
-        """A rank's checkpoint. Data and dropout need no state: they follow from the step."""
+        """This rank's checkpoint. Data and dropout follow from the step, and have no state."""
         records = self.recorder and self.recorder.state_dict(self.optimizers)
         return {name: part.state_dict() for name, part in self.parts.items()} | {
             "step": done,
@@ -222,7 +236,11 @@ def facts_of(run: Run, communicator: Communicator) -> dict:
 
 
 def decayed_and_not(model: torch.nn.Module) -> list[dict]:
-    """Parameter groups of what is trained: no weight decay on biases and normalisations, which are the vectors among the parameters."""
+    """Parameter groups of what is trained.
+
+    Biases and the parameters of normalisation layers, which are the vectors among the parameters,
+    have no weight decay.
+    """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [
         {"params": [(name, p) for name, p in named if p.ndim > 1]},
@@ -231,7 +249,10 @@ def decayed_and_not(model: torch.nn.Module) -> list[dict]:
 
 
 def seed_torch(device: torch.device, *coordinates: int) -> None:
-    """Make torch's random state on `device` a function of the coordinates (seed, or seed, step, rank, micro-batch)."""
+    """Make torch's random state on `device` a function of the coordinates.
+
+    These are the seed for the initial weights, and (seed, step, rank, micro-batch) for a loss.
+    """
     seed = int(np.random.SeedSequence(coordinates).generate_state(1, np.uint64)[0])
     generator = (
         torch.default_generator
@@ -242,6 +263,6 @@ def seed_torch(device: torch.device, *coordinates: int) -> None:
 
 
 def mean_over_ranks(communicator: Communicator, value: float) -> float:
-    """Added in rank order, so that all backends give the same bits."""
+    """The mean of the ranks' values, added in rank order, so that all backends give equal bits."""
     gathered = communicator.all_gather(torch.tensor([value], dtype=torch.float64).view(torch.uint8))
     return sum(gathered.view(torch.float64).flatten().tolist()) / communicator.size

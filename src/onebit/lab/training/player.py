@@ -1,7 +1,8 @@
-"""Who trains: most tasks have one player, a generative adversarial network has two."""
+"""Players: most tasks have one, a generative adversarial network has two."""
 
 from collections.abc import Callable
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from onebit.lab.tasks import Loss
@@ -9,15 +10,21 @@ from onebit.lab.training.precision import LossScale
 
 
 class Player:
-    """A loss, the optimizer of the parameters that are to lower it, and the learning rate and loss scale of this optimizer.
+    """A loss, and the optimizer that lowers it, with its learning rate and loss scale.
 
     name, loss: as in `Task.players`.
-    optimizer: made with a rate of 1.
-    lr: the learning rate after so many steps.
+    optimizer: made with a learning rate of 1.
+    lr: the learning rate as a function of the steps done.
+    precision: a key of `precision.DTYPES`.
     """
 
     def __init__(
-        self, name: str, loss: Loss, optimizer, lr: Callable[[int], float], precision: str
+        self,
+        name: str,
+        loss: Loss,
+        optimizer: Optimizer,
+        lr: Callable[[int], float],
+        precision: str,
     ):
         self.name = name
         self.loss = loss
@@ -27,12 +34,12 @@ class Player:
         self.skipped = self.diverged = False
 
     def step(self) -> None:
-        """A step with the gradients that backward has left. All ranks must call it."""
+        """Take a step with the gradients that backward has left. All ranks must call it."""
         self.scale.unscale(p for group in self.optimizer.param_groups for p in group["params"])
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
-        # Gradients that are not finite are skipped by all ranks alike; a smaller loss scale may cure them, else nothing.
+        # All ranks skip a step whose gradients are not finite. Only a smaller loss scale can help.
         self.skipped = self.optimizer.last_step_skipped
         self.diverged = self.skipped and not self.scale.can_shrink
         self.scale.update(self.skipped)

@@ -1,4 +1,4 @@
-"""Half precision: autocast, and the loss scale that float16 needs."""
+"""Half precision: its types, and the loss scale that float16 needs."""
 
 from collections.abc import Iterable
 
@@ -8,10 +8,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class LossScale:
-    """Multiplies the loss so that float16 gradients do not vanish: halved when a step overflows, doubled after `patience` good ones.
+    """A factor on the loss, so that float16 gradients do not vanish.
 
-    The optimizer sees unscaled gradients and skips a step in which some are not finite, on all ranks alike, so that all
-    ranks have the same scale. Without float16 the scale is 1 and stays so.
+    It is halved when a step overflows, and doubled after `patience` steps that do not. The
+    optimizer sees unscaled gradients, and all ranks skip a step in which some are not finite, so
+    that all ranks have the same scale. Without float16 the scale is always 1.
     """
 
     def __init__(self, precision: str, patience: int = 2000):
@@ -22,14 +23,16 @@ class LossScale:
 
     @property
     def can_shrink(self) -> bool:
-        """Whether an overflow may be the scale's fault."""
+        """Whether an overflow may be due to the scale."""
         return self.dynamic and self.value > 1
 
     def unscale(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Divide the gradients by the scale, in place."""
         if self.value != 1:
             torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / self.value)
 
     def update(self, skipped: bool) -> None:
+        """Adapt the scale after a step that was taken, or skipped because it overflowed."""
         if not self.dynamic:
             return
         self.good_steps = 0 if skipped else self.good_steps + 1

@@ -1,4 +1,4 @@
-"""What changes during a run: the sequence length and the learning rate."""
+"""What changes during a run: the learning rate, and the phases with their sequence lengths."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -6,13 +6,15 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class LinearThenDecay:
-    """The learning rate of the paper's BERT runs: linear to `peak` in the first `warmup` steps, then times `decay` every `every`.
+    """The learning rate of the 1-bit Adam paper's BERT runs.
+
+    It rises linearly to `peak` in the first `warmup` steps, then falls by `decay` in each `every`.
 
         lr(s) = peak * s / warmup                          s <= warmup
                 peak * decay^((s - warmup) / every)        else
 
-    The decay is continuous, as in the authors' scripts. A shrunken run follows the same curve faster: its step t, counted
-    from 1, stands for step s = stretch * t.
+    The decay is continuous, as in the authors' scripts. A run that is `stretch` times shorter
+    follows the same curve faster: its step t, counted from 1, stands for step s = stretch * t.
     """
 
     peak: float
@@ -40,7 +42,7 @@ class StepDecay:
 
         lr = peak * factor^floor(s / every)        s = stretch * (steps done before)
 
-    In a shrunken run the rate falls every `every / stretch` steps.
+    In a run that is `stretch` times shorter, the rate falls every `every / stretch` steps.
     """
 
     peak: float
@@ -58,13 +60,16 @@ class StepDecay:
 
 @dataclass(frozen=True)
 class QuadraticThenDecay:
-    """The learning rate of the 1-bit LAMB paper's BERT runs: from a floor, with the square of the step to `peak`, then back towards the floor.
+    """The learning rate of the 1-bit LAMB paper's BERT runs.
 
-        lr(s) = peak * (floor + (1 - floor) f)        f = (s / warmup)^2                    s <= warmup
-                                                      f = decay^((s - warmup) / every)      else
+    It rises from a floor with the square of the step to `peak`, then falls towards the floor.
 
-    floor is a share of the peak. As in the authors' scripts, whose start is not at 0 and whose decay is continuous and ends at the floor.
-    s = stretch * t as in `LinearThenDecay`.
+        lr(s) = peak * (floor + (1 - floor) f)
+        f = (s / warmup)^2                    s <= warmup
+            decay^((s - warmup) / every)      else
+
+    `floor` is a share of the peak. As in the authors' scripts, the rate does not begin at 0, and
+    the decay is continuous and ends at the floor. s = stretch * t as in `LinearThenDecay`.
     """
 
     peak: float
@@ -90,12 +95,14 @@ class QuadraticThenDecay:
 
 @dataclass(frozen=True)
 class LinearWarmupLinearDecay:
-    """The learning rate of fine-tuning: linear to `peak` in the first `warmup` steps, then linear to 0 at step `total`.
+    """The learning rate of fine-tuning: linear to `peak` in `warmup` steps, then linear to 0.
 
         lr = peak * s / warmup                          s < warmup
-             peak * (total - s) / (total - warmup)      else; 0 from s = total on        s = stretch * (steps done before)
+             peak * (total - s) / (total - warmup)      warmup <= s < total
+             0                                          else
+        s = stretch * (steps done before)
 
-    So the first step after the warm-up has the peak. warmup may be 0.
+    The first step after the warm-up has the peak. warmup may be 0.
     """
 
     peak: float
@@ -120,7 +127,7 @@ class LinearWarmupLinearDecay:
         )
 
 
-def _require_positive(schedule, may_be_zero: str = "") -> None:
+def _require_positive(schedule: object, may_be_zero: str = "") -> None:
     for field in fields(schedule):
         value = getattr(schedule, field.name)
         if not isinstance(value, (int, float)) or not (
@@ -133,11 +140,13 @@ def _require_positive(schedule, may_be_zero: str = "") -> None:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run: with one schedule, and one sequence length if there is one.
+    """A part of a run, with one schedule and one sequence length.
 
-    steps: of the optimizer. warmup: T_w, those of them before the variance is frozen.
-    micro_batch: how many examples a worker computes at once, at most. lr: a function of the steps done in this phase.
-    length: tokens of an example; 1 where an example has no length.
+    steps: the steps of the optimizer.
+    warmup: T_w, the number of them before the variance is frozen.
+    micro_batch: the largest number of examples that a worker computes at once.
+    lr: the learning rate as a function of the steps done in this phase.
+    length: the tokens of an example; 1 if an example has no length.
     """
 
     steps: int
@@ -150,7 +159,8 @@ class Phase:
         for name in ("length", "steps", "warmup", "micro_batch"):
             if not getattr(self, name) >= 1:
                 raise ValueError(
-                    f"{name} of a phase must be at least 1, not {getattr(self, name)}: set phases.NAME.{name}."
+                    f"{name} of a phase must be at least 1, not {getattr(self, name)}: set "
+                    f"phases.NAME.{name}."
                 )
 
 
@@ -162,7 +172,10 @@ class Plan:
         self.steps = sum(phase.steps for phase in phases.values())
 
     def at(self, step: int) -> tuple[str, Phase, int]:
-        """Name and phase of the step after `step` steps, and the steps done before that phase. The last phase has no end."""
+        """(name, phase, the steps done before that phase) of the step after `step` steps.
+
+        The last phase has no end.
+        """
         start = 0
         for name, phase in self.phases.items():
             if step < start + phase.steps:

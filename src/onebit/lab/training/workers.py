@@ -1,9 +1,10 @@
-"""How the workers of a run come to be: `comm=threads|gloo|nccl|mpi` chooses one of these classes.
+"""The workers of a run: `comm=threads|gloo|nccl|mpi` chooses one of these classes.
 
-Each has `workers`, how many there are, `leads`, whether this process answers for the run's folder, and `run(work)`,
-which calls work(communicator, turn) on every worker that lives in this process or is started by it. `turn` is a lock:
-workers that share a process, and so torch's random state, hold it while they compute. If a worker fails, all stop, and
-`run` raises or the process ends with the worker's traceback.
+Each class has `workers`, their number; `leads`, whether this process holds the lock of the run's
+folder; and `run(work)`, which calls work(communicator, turn) on every worker that lives in this
+process or is started by it. `turn` is a lock: workers that share a process, and so torch's random
+state, hold it while they compute. If a worker fails, all stop, and `run` raises, or the process
+ends with the worker's traceback.
 """
 
 import multiprocessing
@@ -28,19 +29,25 @@ from onebit.comm import Communicator, Mpi, TorchDistributed, abort_on_error, run
 from onebit.comm.base import launched_processes
 
 DEFAULT_WORKERS = 4
-TIMEOUT = 600  # seconds that a worker waits in a collective for the others: the slowest one may be reading its data
+# Seconds that a worker waits in a collective for the others: the slowest may be reading its data.
+TIMEOUT = 600
 Work = Callable[[Communicator, AbstractContextManager], None]
 
 
 def hold(folder: Path) -> FileLock:
-    """Keep other runs out of the folder until the lock is released, or this process and its workers have ended."""
+    """Lock the folder against other runs, until the lock is released or all processes have ended.
+
+    Raises:
+        RuntimeError: another run has locked it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock", blocking=False)
     try:
         lock.acquire()
     except Timeout:
         raise RuntimeError(
-            f"another run is writing into {folder}: wait until it has ended, or choose another folder by output=DIR."
+            f"another run is writing into {folder}: wait until it has ended, or choose another "
+            "folder with output=DIR."
         ) from None
     return lock
 
@@ -50,7 +57,7 @@ class WorkerError(RuntimeError):
 
 
 class Threads:
-    """Workers are threads of this process, which take turns in computing."""
+    """The workers are threads of this process, which take turns in computing."""
 
     leads = True
 
@@ -68,16 +75,19 @@ class Threads:
 
 
 class Processes:
-    """Workers are processes of a torch.distributed group: one that exists, or torchrun's, or else started here.
+    """The workers are processes of a torch.distributed group.
 
-    backend: gloo or nccl. start: how processes are started here: "fork" is quick, since they need not import anything
-        again, and "spawn" is for GPUs, which do not survive a fork.
+    The group is one that exists, or torchrun's, or else its processes are started here.
+
+    backend: gloo or nccl.
+    start: how processes are started here. "fork" is quick, since they need not import anything
+        again; "spawn" is for GPUs, which do not survive a fork.
     """
 
     def __init__(self, *, workers: int | None, backend: str, start: str):
         if backend == "nccl" and not torch.cuda.is_available():
             raise RuntimeError(
-                "comm=nccl needs GPUs, and there is none here: use comm=gloo or comm=threads."
+                "comm=nccl needs GPUs, and this machine has none: use comm=gloo or comm=threads."
             )
         self.backend = backend
         self.start = start
@@ -115,9 +125,9 @@ class Processes:
 
 
 class MpiWorld:
-    """Workers are the processes that mpirun or srun has started.
+    """The workers are the processes that mpirun or srun has started.
 
-    cuda_aware: hand GPU memory to MPI.
+    cuda_aware: pass GPU memory to MPI.
     """
 
     def __init__(self, *, workers: int | None, cuda_aware: bool):
@@ -141,9 +151,8 @@ class MpiWorld:
 
 
 def _work(work: Work, communicator: Communicator, turn: AbstractContextManager) -> None:
-    torch.set_num_threads(
-        1
-    )  # the workers share the cores; and sums do not depend on how many there are
+    # The workers share the cores, and sums do not depend on the number of cores.
+    torch.set_num_threads(1)
     work(communicator, turn)
 
 
@@ -158,25 +167,27 @@ def _chosen(workers: int | None) -> int:
 
 
 def _refuse_launcher(choice: str) -> None:
-    """Under a launcher each process would train a model of its own, all into one folder."""
+    """Raise RuntimeError under a launcher, whose processes would all train into one folder."""
     launched = launched_processes()
     if launched:
         raise RuntimeError(
-            f"{choice} starts its workers itself, but a launcher has started {launched[1]} processes ({launched[0]}): take comm=mpi under mpirun "
-            "or srun, comm=gloo or comm=nccl under torchrun, or leave the launcher out."
+            f"{choice} starts its workers itself, but a launcher has started {launched[1]} "
+            f"processes ({launched[0]}): use comm=mpi under mpirun or srun, comm=gloo or comm=nccl "
+            "under torchrun, or leave the launcher out."
         )
 
 
 def _same(workers: int | None, size: int, launch: str) -> int:
     if workers not in (None, size):
         raise ValueError(
-            f"workers={workers}, but {size} processes were started: leave workers out, or launch with\n    {launch}"
+            f"workers={workers}, but {size} processes were started: leave workers out, or launch "
+            f"with\n    {launch}"
         )
     return size
 
 
 def _bind_gpu(local_rank: int) -> None:
-    """Each process on a GPU of its own, before the group is made: NCCL wants it."""
+    """Give each process a GPU of its own, which NCCL needs before the group is made."""
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
 
@@ -204,16 +215,16 @@ def _start_processes(world: Processes, work: Work) -> None:
 
 
 def _join(processes: list, errors) -> None:
-    """Wait until all have ended in order; WorkerError as soon as one has not."""
+    """Wait until all have ended in order. Raises WorkerError as soon as one has not."""
     running = processes
     while running:
         connection.wait([process.sentinel for process in running])
-        # A worker that was killed comes first: the errors of the others, who have lost it, are its consequence.
+        # A worker that was killed is named first: the others fail because they have lost it.
         for process in sorted(running, key=lambda process: process.exitcode or 0):
             if process.exitcode is not None and process.exitcode < 0:
                 name = signal.Signals(-process.exitcode).name
                 raise WorkerError(
-                    f"{process.name} was ended by {name}, for want of memory perhaps."
+                    f"{process.name} was ended by {name}, perhaps because memory ran out."
                 )
             if process.exitcode:
                 raise WorkerError(f"{process.name} failed" if errors.empty() else errors.get())
@@ -221,16 +232,14 @@ def _join(processes: list, errors) -> None:
 
 
 def _worker(rank: int, world: Processes, folder: str, errors, work: Work) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the parent too, which ends the workers
+    # Ctrl-C also reaches the parent process, which ends the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         _bind_gpu(rank)
         if "lo" in (name for _, name in socket.if_nameindex()):
-            os.environ.setdefault(
-                "GLOO_SOCKET_IFNAME", "lo"
-            )  # all are on this machine, whose name may not resolve
+            # All workers are on this machine, whose name may not resolve.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         rendezvous = Path(folder, "rendezvous").as_uri()
         timeout, size = timedelta(seconds=TIMEOUT), world.workers
         dist.init_process_group(

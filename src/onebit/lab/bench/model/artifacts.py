@@ -109,7 +109,9 @@ def draw_points(axes: Axes, points: list[Point], name: Callable[[Point], str]) -
         xs = [point.x for point in curve]
         printed, predicted = ([getattr(p, n) for p in curve] for n in ("printed", "predicted"))
         axes.plot(xs, printed, color=colour, marker=marker, linestyle="", markersize=4)
-        axes.plot(xs, predicted, color=colour, linestyle=line, linewidth=1.3, label=label)
+        alone = {"marker": "_", "markersize": 14} if len(xs) == 1 else {}
+        style = {"color": colour, "linestyle": line, "linewidth": 1.3, **alone}
+        axes.plot(xs, predicted, label=label, **style)
 
 
 def plain_axis(axis: object, values: list[float]) -> None:

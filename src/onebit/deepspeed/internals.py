@@ -1,0 +1,56 @@
+"""All that this package knows of the inside of onebit's optimizers and of their checkpoints."""
+
+import torch
+
+from onebit.optim.optimizer import DistributedOptimizer
+
+Optimizer = DistributedOptimizer
+ERRORS = ("worker_error", "server_error")
+
+
+def rebuild(optimizer: Optimizer) -> None:
+    """Lay the state out anew for the parameters that are now in the groups."""
+    optimizer.state.clear()
+    optimizer._build({})
+    optimizer._ranks_checked = False
+
+
+def facts_of(state_dict: dict) -> dict:
+    """What a checkpoint of onebit's holds beside tensors and options; empty if it is another's."""
+    return state_dict["param_groups"][0].get("onebit", {})
+
+
+def with_facts(state_dict: dict, facts: dict) -> dict:
+    first, *others = state_dict["param_groups"]
+    return state_dict | {"param_groups": [first | {"onebit": facts}, *others]}
+
+
+def same_on_all_ranks(facts: dict) -> bool:
+    """Whether one rank's state serves all: without errors, or with those `synchronize` shared."""
+    if not facts.get("is_synced", True):
+        return False
+    return not facts.get("holds_errors") or facts.get("errors_are_shared", False)
+
+
+def is_synced(facts: dict) -> bool:
+    """Whether all ranks hold the same parameters; not so between two syncs of 0/1 Adam."""
+    return facts.get("is_synced", True)
+
+
+def server_errors(optimizer: Optimizer, vectors: list[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """What this rank serves of errors that are given for each parameter, in the groups' order.
+
+    Returns: the index of the first parameter of each bucket -> float [chunk].
+    """
+    index = {p: i for i, p in enumerate(optimizer._params())}
+    return {
+        index[part.params[0]]: part.flat([vectors[index[p]] for p in part.params])
+        .view(optimizer.communicator.size, -1)[optimizer.communicator.rank]
+        .clone()
+        for part in optimizer._compressed
+    }
+
+
+def interval_scalers(optimizer: Optimizer) -> tuple[int, int]:
+    """0/1 Adam: after how many updates of the variance, and syncs, their distance doubles."""
+    return optimizer._sets.variance_update_scaler, optimizer._sets.local_step_scaler

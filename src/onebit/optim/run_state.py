@@ -1,0 +1,71 @@
+"""All that changes in an optimizer besides `state` and `param_groups`, in one object."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onebit.comm.background import Background, Inline
+from onebit.optim.traffic import Meter
+
+if TYPE_CHECKING:
+    from onebit.optim.bucket import Bucket
+    from onebit.optim.overlap import Overlap
+
+
+@dataclass(eq=False)
+class RunState:
+    """What changes while an optimizer runs.
+
+    Wrappers such as those of Lightning and Fabric copy the attributes of an optimizer once, when
+    they are made. They and the optimizer then hold the same RunState, so that neither can miss
+    what the other changes. An optimizer that has more to remember extends this class, and names
+    its extension as `run_state`.
+
+    Attributes:
+        options: the constructor's options, by name; see `Option`.
+        step: float32 scalar, the steps taken, without those skipped.
+        buckets: those of compressed groups first.
+        compress_flags: the groups' `compress` when the buckets were made.
+        runner: runs the exchanges, in the background or at once.
+        overlap: what begins exchanges during backward; None: they begin in `step`.
+        meter: counts the bytes; made by the constructor.
+        ranks_are_compared: whether the ranks have been found to hold the same.
+        errors_are_shared: whether all ranks hold the same compression errors.
+        last_step_skipped: whether the ranks agreed to skip the last step.
+        skips: how many steps in a row were skipped.
+        is_synced: whether all ranks hold the same model.
+        moved: the parameters that the ranks have trained apart since the last sync.
+        warned_of: what the user has been warned of, and need not be told again.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    step: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    buckets: list["Bucket"] = field(default_factory=list)
+    compress_flags: list[bool] = field(default_factory=list)
+    runner: Background | Inline = field(default_factory=Inline)
+    overlap: "Overlap | None" = None
+    meter: Meter | None = None
+    ranks_are_compared: bool = False
+    errors_are_shared: bool = False
+    last_step_skipped: bool = False
+    skips: int = 0
+    is_synced: bool = True
+    moved: set[torch.Tensor] = field(default_factory=set)
+    warned_of: set[str] = field(default_factory=set)
+
+
+class Option:
+    """An option of an optimizer as an attribute, which users may read and assign.
+
+    The value lives in the optimizer's `RunState`, and so is the same through every wrapper.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, optimizer: Any, owner: type | None = None) -> Any:
+        return self if optimizer is None else optimizer._run.options[self._name]
+
+    def __set__(self, optimizer: Any, value: Any) -> None:
+        optimizer._run.options[self._name] = value
