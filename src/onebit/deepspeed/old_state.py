@@ -1,13 +1,13 @@
 """The state of the optimizers that DeepSpeed removed, as a state of those that take their place."""
 
 import os
-import warnings
 
 import torch
 
 from onebit.deepspeed import internals
 from onebit.deepspeed.groups import with_masks_of_this_run
 from onebit.deepspeed.old_vectors import errors_of, own_facts, tensors_of
+from onebit.optim import notices
 
 OLD_KINDS = {"lamb_coeff_freeze": "OneBitLamb", "var_interval": "ZeroOneAdam"}
 OPTIONS = ("lr", "betas", "eps", "weight_decay")
@@ -45,7 +45,7 @@ def load_state(optimizer, state: dict | str | os.PathLike) -> None:
     new, lost = _translated(optimizer, entries, state["param_groups"])
     type(optimizer).load_state_dict(optimizer, with_masks_of_this_run(optimizer, new))
     if lost:
-        warnings.warn(f"of DeepSpeed's state is lost: {'; '.join(lost)}", stacklevel=2)
+        notices.warn(f"of DeepSpeed's state is lost: {'; '.join(lost)}")
 
 
 def is_old(state: dict) -> bool:
