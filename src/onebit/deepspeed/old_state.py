@@ -90,14 +90,17 @@ def _check_sizes(optimizer, entries: list[dict]) -> None:
 def _translated(optimizer, entries: list[dict], groups: list[dict]) -> tuple[dict, list[str]]:
     """(a state dict of `optimizer`'s, what was lost)."""
     template = optimizer.state_dict()
-    tensors = [tensors_of(optimizer, i, entry) for i, entry in enumerate(entries)]
-    holds_errors, lost = errors_of(optimizer, entries, tensors)
-    steps = max((int(entry["step"]) for entry in entries if entry), default=0)
-    state = {i: {"step": torch.tensor(float(steps))} | own for i, own in enumerate(tensors)}
     new_groups = [
         own | {name: saved[name] for name in OPTIONS}
         for own, saved in zip(template["param_groups"], groups)
     ]
-    new = {"state": state, "param_groups": new_groups}
-    facts = internals.facts_of(template) | own_facts(optimizer, entries, steps, holds_errors)
-    return internals.with_facts(new, facts), lost
+    owned = [
+        (p, group) for own, group in zip(optimizer.param_groups, new_groups) for p in own["params"]
+    ]
+    tensors = [tensors_of(p, group, entry) for (p, group), entry in zip(owned, entries)]
+    holds_errors, lost = errors_of(optimizer, owned, entries, tensors)
+    steps = max((int(entry["step"]) for entry in entries if entry), default=0)
+    state = {i: {"step": torch.tensor(float(steps))} | own for i, own in enumerate(tensors)}
+    facts = internals.facts_of(template)
+    facts |= own_facts(optimizer, new_groups, entries, steps, holds_errors)
+    return internals.with_facts({"state": state, "param_groups": new_groups}, facts), lost
