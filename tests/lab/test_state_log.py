@@ -41,7 +41,7 @@ def watched(kind, quantities, steps=6, by_tensor=True, every=2, **more):
             {
                 name: {
                     key: torch.as_tensor(optimizer.state[p][key]).clone()
-                    for key in ("exp_avg_sq", *optimizer.numbers)
+                    for key in ("exp_avg_sq", *optimizer.tensor_scalars)
                 }
                 for name, p in named.items()
             }
@@ -53,7 +53,7 @@ def watched(kind, quantities, steps=6, by_tensor=True, every=2, **more):
         rows[step] = watcher.after(step)
     states.append(
         {
-            name: {key: optimizer.state[p][key] for key in ("exp_avg_sq", *optimizer.numbers)}
+            name: {key: optimizer.state[p][key] for key in ("exp_avg_sq", *optimizer.tensor_scalars)}
             for name, p in named.items()
         }
     )
