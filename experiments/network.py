@@ -8,15 +8,20 @@ without a limit: the bandwidths of the paper's Figure 9. Every case is written a
 measured, so a sweep that was stopped goes on where it was; --fresh starts anew.
 """
 
+import argparse
 from dataclasses import asdict
 from itertools import product
-from pathlib import Path
 
-from onebit.lab.bench import bars as results
+import pandas as pd
+from matplotlib.axes import Axes
+
+from onebit.lab.bench.drawing import LOOKS, M, size_text
+from onebit.lab.bench.measurement import SpeedMeasurement
 from onebit.lab.bench.network import contenders, sweep
 from onebit.lab.bench.network.sweep import UNLIMITED, Case, Sizes
 from onebit.lab.report import figure as figures
-from onebit.lab.runs import measurements as measured
+from onebit.lab.runs import measurements
+from onebit.lab.runs.measurements import positive
 
 NAME = "network"
 RATES = (UNLIMITED, 10000.0, 3000.0, 1000.0, 500.0, 200.0, 100.0, 50.0)  # the quickest first
@@ -33,7 +38,7 @@ LABELS = {
 UNLIMITED_AT = 3e4  # Mbit/s, where the figure shows what has no limit
 
 
-def cases(options):
+def cases(options: argparse.Namespace) -> list[Case]:
     """Exchanges with both backends, training with gloo, which PyTorch's hooks need."""
     backends = {"exchange": options.backends, "training": ["gloo"]}
     return [
@@ -43,23 +48,25 @@ def cases(options):
     ]
 
 
-def measure(options):
-    """Measure the cases that the CSV lacks, and write it after each."""
+def measure(options: argparse.Namespace) -> list[dict]:
+    """The rows of the CSV: the cases that it lacks are measured, and it is written after each."""
     sizes = Sizes(options.elements, tuple(options.model), options.rounds)
     config = asdict(sizes)
     rows = rows_so_far(options, config)
     wanted = [case for case in cases(options) if not sweep.is_measured(case, rows)]
     for i, case in enumerate(wanted, 1):
         rows += sweep.measure_case(case, sizes)
-        results.write(options.results, NAME, rows, config)
+        facts = SpeedMeasurement.facts
+        measurements.write(options.results, "speed", NAME, rows, config, **facts)
         told = ", ".join(f"{k}: {v}" for k, v in asdict(case).items())
         print(f"{i} of {len(wanted)} measured: {told}", flush=True)
+    return rows
 
 
-def rows_so_far(options, config):
+def rows_so_far(options: argparse.Namespace, config: dict) -> list[dict]:
     """Those of an earlier call with the same sizes; ValueError if it had others."""
     try:
-        rows, facts = results.read(options.results, NAME)
+        rows, facts = measurements.read(options.results, "speed", NAME)
     except FileNotFoundError:
         return []
     if options.fresh:
@@ -70,16 +77,16 @@ def rows_so_far(options, config):
     return rows.to_dict("records")
 
 
-def plot(rows):
+def plot(rows: pd.DataFrame) -> figures.Drawing:
     """For each part and number of hosts, how many times as fast as the rival."""
     groups = list(rows.groupby(["part", "hosts"]))
-    drawing, panels = figures.figure(columns=len(groups))
+    drawing, panels = figures.canvas(len(groups))
     for axes, ((part, hosts), chosen) in zip(panels, groups, strict=True):
         rival = contenders.RIVALS[part]
         for look, (name, backend) in enumerate(product(LABELS, sorted(set(chosen.backend)))):
             curve = chosen[(chosen.contender == name) & (chosen.backend == backend)]
             if len(curve):
-                draw(axes, curve, look % len(results.LOOKS), f"{LABELS[name]}, {backend}")
+                draw(axes, curve, look % len(LOOKS), f"{LABELS[name]}, {backend}")
         axes.axhline(1.0, color="0.4", linewidth=0.8)
         axes.set(
             title=f"{part}, {hosts} hosts",
@@ -92,9 +99,10 @@ def plot(rows):
     return drawing
 
 
-def draw(axes, rows, look, label):
+def draw(axes: Axes, rows: pd.DataFrame, look: int, label: str) -> None:
+    """How many times as fast as the rival, with its spread."""
     rows = rows.assign(x=rows.rate_mbit.replace(UNLIMITED, UNLIMITED_AT)).sort_values("x")
-    colour, line, marker = results.LOOKS[look]
+    colour, line, marker = LOOKS[look]
     gain = 1 / rows.ratio
     axes.plot(rows.x, gain, color=colour, linestyle=line, marker=marker, markersize=4, label=label)
     axes.fill_between(
@@ -102,17 +110,14 @@ def draw(axes, rows, look, label):
     )
 
 
-def note(root: Path) -> str:
-    try:
-        rows, facts = results.read(root, NAME)
-    except FileNotFoundError:
-        return ""
+def note(rows: pd.DataFrame, facts: dict) -> str:
+    """What the caption says besides how it was measured."""
     config = facts["config"]
     vocabulary, width, layers, samples, tokens = config["model"]
     return (
         f"Hosts are network namespaces on one machine, {int(rows.per_host.max())} rank on each, "
         "one thread a rank; tc tbf limits what leaves a host, and with more than two hosts what it "
-        f"receives. Exchange: of a vector of {results.size_text(config['elements'])} float32; the "
+        f"receives. Exchange: of a vector of {size_text(config['elements'])} float32; the "
         "rival is the library's own all_reduce, of Open MPI its ring. Training: a BERT of "
         f"{layers} layers, width {width}, vocabulary {vocabulary}, {samples} x {tokens} tokens a "
         "rank and step; the rival is DistributedDataParallel with fused Adam. 0/1 Adam and local "
@@ -120,15 +125,16 @@ def note(root: Path) -> str:
     )
 
 
-def main():
-    made = results.parser(__doc__, rounds=5)
-    add, positive = made.add_argument, measured.positive
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which cases are measured, and their sizes."""
+    parser.set_defaults(rounds=5)
+    add = parser.add_argument
     add("--parts", nargs="+", choices=contenders.RIVALS, default=list(contenders.RIVALS))
     add("--backends", nargs="+", choices=("gloo", "mpi"), default=["gloo", "mpi"])
     add("--hosts", type=positive(int), nargs="+", default=[2, 4])
     add("--per-host", type=positive(int), default=1, help="ranks on a host")
     add("--rates", type=float, nargs="+", default=RATES, help="Mbit/s; 0: no limit")
-    add("--elements", type=positive(int), default=16 * results.M, help="of the exchanged vector")
+    add("--elements", type=positive(int), default=16 * M, help="of the exchanged vector")
     add(
         "--model",
         type=positive(int),
@@ -137,15 +143,24 @@ def main():
         metavar=("VOCABULARY", "WIDTH", "LAYERS", "SAMPLES", "TOKENS"),
     )
     add("--fresh", action="store_true", help="measure everything anew")
-    quick = {"elements": 2**16, "model": (64, 64, 1, 2, 8), "rounds": 1, "rates": (1000.0, 0.0)}
-    options = measured.parse(made, quick={**quick, "hosts": [2]})
-    if options.measure:
-        try:
-            measure(options)
-        except (RuntimeError, ValueError) as error:
-            raise SystemExit(f"error: {error}") from None
-    results.conclude(NAME, options.results, plot, note=note(options.results))
 
+
+MEASUREMENT = SpeedMeasurement(
+    name=NAME,
+    description=__doc__,
+    add_options=add_options,
+    quick={
+        "elements": 2**16,
+        "model": (64, 64, 1, 2, 8),
+        "rounds": 1,
+        "rates": (1000.0, 0.0),
+        "hosts": [2],
+    },
+    recorded=("elements", "model", "rounds"),
+    measure=measure,
+    plot=plot,
+    note=note,
+)
 
 if __name__ == "__main__":
-    main()
+    MEASUREMENT.main()

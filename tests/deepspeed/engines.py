@@ -140,9 +140,8 @@ if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what DeepSpeed prints must not come between the answers
     import deepspeed
-    import torch._dynamo  # which torch imports at the first step of an optimizer
 
-    import onebit.deepspeed
-
+    for slow in ("torch._dynamo", "onebit", "runs"):  # what the ranks will need
+        importlib.import_module(slow)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo's own, not a C++ build
     serve(sys.stdin.buffer, answers)

@@ -116,6 +116,10 @@ def trained_plainly(kind, steps, accumulate=1, **options):
     return [p.detach() for p in model.parameters()], optimizer.communication.last_step.bytes_sent
 
 
+def trained_with_norm(kind, steps, accumulate, norm):
+    return trained_plainly(kind, steps, accumulate, max_grad_norm=norm)
+
+
 def interrupted(kind, dtype, before, after, folder, config=None, groups=None):
     """Save after `before` steps, load into a new engine, and go on: (numbers, losses)."""
     config = old_config(kind, dtype, **(config or {}))
@@ -148,6 +152,10 @@ def loaded(kind, folder, steps=0, config=None, groups=None, dtype="fp32", first=
     return None, before, train(engine, range(first, first + steps), dtype)
 
 
+def loaded_into_warmup(folder):
+    return loaded("OneBitAdam", folder, 3, first=6, warmup=20)
+
+
 def raised(function, *args, **kwargs):
     """(type, text) of what the function raises; None if nothing."""
     try:
@@ -155,3 +163,158 @@ def raised(function, *args, **kwargs):
     except Exception as error:
         return type(error).__name__, str(error)
     return None
+
+
+def gradients_after(kind, managed):
+    """The ranks' gradients before the step, after all that might have averaged them."""
+    engine = make_engine(old_config(kind, gradient_accumulation_steps=2))
+    engine.backward(loss_of(engine(batch(0))))
+    engine.step()
+    if managed == "no_sync":
+        with engine.no_sync():
+            engine.backward(loss_of(engine(batch(1))))
+    else:
+        engine.backward(loss_of(engine(batch(1))))
+    engine.allreduce_gradients()
+    return [p.grad.clone() for p in engine.module.parameters()]
+
+
+def forgotten():
+    """What the second step of an engine without attach raises; and what the first one does."""
+    engine = make_engine(old_config("OneBitAdam"), attach=False)
+    return [raised(train, engine, [0]), raised(train, engine, [1])]
+
+
+def refusals():
+    """What attach raises, by what is wrong."""
+    import deepspeed
+
+    def engine_of(config, optimizer=None):
+        model = small_model()
+        return deepspeed.initialize(
+            model=model,
+            optimizer=(optimizer or adam)(model.parameters()),
+            config=QUIET | {"zero_allow_untested_optimizer": True} | config,
+        )[0]
+
+    def adam(params, **options):
+        return onebit.OneBitAdam(params, warmup=4, **options)
+
+    found = {
+        f"ZeRO {stage}": engine_of({"zero_optimization": {"stage": stage}}) for stage in (1, 2)
+    }
+    found["torch"] = engine_of({}, torch.optim.SGD)
+    found["group"] = engine_of({}, lambda p: adam(p, communicator=onebit.comm.Single()))
+    found["overlap"] = engine_of({}, lambda p: adam(p, overlap=True))
+    found["lacking"] = engine_of({}, lambda p: adam(list(p)[:2]))
+    clipped = {"gradient_clipping": 1.0}
+    found["clipping"] = engine_of(clipped, lambda p: adam(p, max_grad_norm=2.0))
+    found["experts"] = engine_of({})
+    found["experts"].has_moe_layers = True
+    found["model"] = small_model()
+    return {name: raised(onebit.deepspeed.attach, engine) for name, engine in found.items()}
+
+
+def overflowing(kind, folder):
+    """fp16: rank 1's loss overflows in two steps; saves at each step.
+
+    Returns for each step (skipped, scale, steps taken, learning rate), and the numbers at the end;
+    and those of an engine that is loaded from the save after the overflows and goes on.
+    """
+    config = old_config(kind, "fp16", fp16={"enabled": True, "loss_scale_window": 100})
+    config["scheduler"] = {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}
+    engine, seen = make_engine(config), []
+    for step in range(8):
+        loss = loss_of(engine(batch(step, torch.float16)))
+        bad = step in (2, 5) and dist.get_rank() == 1
+        quietly(engine.backward, loss * (1e6 if bad else 1))
+        quietly(engine.step)
+        wrapper = engine.optimizer
+        taken = engine.basic_optimizer.steps
+        seen.append((wrapper.overflow, wrapper.loss_scale, taken, engine.get_lr()[0]))
+        quietly(engine.save_checkpoint, folder)
+    resumed = make_engine(config)
+    resumed.load_checkpoint(folder, tag="global_step6")
+    train(resumed, [6, 7], "fp16")
+    return seen, numbers(engine), numbers(resumed)
+
+
+def masked(rows):
+    """Groups as the old BERT scripts write them: only the first `rows` rows of one weight train."""
+
+    def groups(model):
+        first, *others = model.parameters()
+        mask = torch.zeros_like(first)
+        mask[:rows] = 1
+        return [{"params": [first], "exp_avg_mask": mask}, {"params": others, "weight_decay": 0.0}]
+
+    return groups
+
+
+def another_mask(dtype, folder):
+    """The first momentum with mask 10, after loading it with mask 3, then without any mask."""
+    train(engine := make_engine(old_config("OneBitAdam", dtype), masked(10)), range(6), dtype)
+    quietly(engine.save_checkpoint, folder)
+    found = [numbers(engine)["state"]["0 exp_avg"]]
+    for groups in (masked(3), _plain):
+        engine = make_engine(old_config("OneBitAdam", dtype), groups)
+        engine.load_checkpoint(folder)
+        train(engine, [6], dtype)
+        found.append(numbers(engine)["state"]["0 exp_avg"])
+    return found, [("exp_avg_mask" in g) for g in engine.basic_optimizer.param_groups]
+
+
+def _plain(model):
+    first, *others = model.parameters()
+    return [{"params": [first]}, {"params": others, "weight_decay": 0.0}]
+
+
+def monitored(folder):
+    """Steps with DeepSpeed's CSV monitor."""
+    csv = {"enabled": True, "output_path": str(folder), "job_name": "run"}
+    engine = make_engine(old_config("OneBitAdam", csv_monitor=csv))
+    train(engine, range(6))
+    return engine.basic_optimizer.communication.last_step
+
+
+class Scale(torch.nn.Module):
+    def forward(self, x):
+        return x.tanh()
+
+
+def pipeline(stages, folder=None, load=False, steps=7):
+    """A pipeline of two layers: (parameters of this stage, losses, bytes of the last step)."""
+    import deepspeed
+    from deepspeed.pipe import PipelineModule
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, 12), Scale(), torch.nn.Linear(12, 5)]
+    model = PipelineModule(
+        layers, num_stages=stages, loss_fn=lambda y, target: (y - target).square().mean()
+    )
+    group = model.mpu().get_data_parallel_group()
+    config = old_config("OneBitAdam", gradient_accumulation_steps=2)
+    optimizer = quietly(
+        onebit.deepspeed.from_config,
+        config,
+        model.parameters(),
+        communicator=onebit.comm.TorchDistributed(group),
+    )
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=onebit.deepspeed.engine_config(config)
+    )
+    onebit.deepspeed.attach(engine)
+    replica = model.mpu().get_data_parallel_rank()
+    first, losses = 0, []
+    if load:
+        engine.load_checkpoint(folder)
+        first = engine.global_steps
+    for step in range(first, steps):
+        generator = torch.Generator().manual_seed(100 * step + replica)
+        data = [(torch.randn(4, 6, generator=generator), torch.ones(4, 5)) for _ in range(2)]
+        losses.append(float(quietly(engine.train_batch, iter(data))))
+        if folder and not load and step == 4:
+            quietly(engine.save_checkpoint, folder)
+    stage = model.mpu().get_stage_id()
+    parameters = [p.detach().clone() for p in model.parameters()]
+    return stage, parameters, losses, optimizer.communication.last_step.bytes_sent

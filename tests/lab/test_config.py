@@ -262,3 +262,19 @@ def test_command_line_errors_are_one_line(tmp_path):
     assert process.stderr.splitlines() == [
         "error: There is no option optimiser. Did you mean optimizer?"
     ]
+
+
+@pytest.mark.parametrize("task", sorted(path.stem for path in (CONF / "task").glob("*.yaml")))
+def test_every_task_has_a_scale_for_each_profile(task):
+    needed = [CONF / "scale" / f"{task}_{profile}.yaml" for profile in NAMES["profile"]]
+    missing = [f"conf/scale/{path.name}" for path in needed if not path.exists()]
+    if missing:
+        pytest.fail(f"task={task} also needs {', '.join(missing)}", pytrace=False)
+
+
+def test_a_wandb_mode_without_the_option_warns(monkeypatch):
+    run = run_from(composed(["profile=smoke"]))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert "WANDB_MODE=offline has no effect by itself" in run.warnings()[0]
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert run.warnings() == []

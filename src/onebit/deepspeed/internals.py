@@ -2,7 +2,7 @@
 
 import torch
 
-from onebit.optim.base import DistributedOptimizer
+from onebit.optim.optimizer import DistributedOptimizer
 
 Optimizer = DistributedOptimizer
 ERRORS = ("worker_error", "server_error")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onebit.optim.onebit_adam import OneBitAdam
 from onebit.optim.onebit_lamb import OneBitLamb
-from onebit.optim.options import nearest
+from onebit.optim.validation import nearest
 from onebit.optim.zero_one_adam import ZeroOneAdam
 
 LONG_WARMUP = 100_000  # the old optimizers' default for freeze_step and var_freeze_step

@@ -1,0 +1,418 @@
+"""DeepSpeed 0.19.6's removed optimizers beside onebit's, in one engine, on the same data.
+
+    python experiments/beside_deepspeed.py                       redraw from the committed CSV
+    python experiments/beside_deepspeed.py --measure             train both, minutes on 2 cores
+    python experiments/beside_deepspeed.py --measure --times     time both; leave the machine alone
+
+DeepSpeed 0.19.6 is the last release with OneBitAdam, ZeroOneAdam and OneBitLamb. It is installed
+into a folder of its own (scripts/install_deepspeed.py). Its three optimizers run on a CPU once its
+"compressed" transport has a bit packer, which only Intel's GPUs had, and torch's old signatures
+add_(number, tensor) and addcmul_(number, tensor, tensor) are there again.
+
+Curves: two gloo ranks in DeepSpeed's engine; an MLP predicts the next character of Python's
+documentation from the last 16. The configuration of both is the same file: the old optimizer is
+made by the engine, onebit's by from_config, engine_config and attach.
+
+Times: one step() of both optimizers in turn, in the same processes, on 1M and 16M elements in one
+tensor, in the compressed phase; a time is that of the slower rank.
+
+Rules, written before the committed runs; intervals are 95% t-intervals over the seeds, paired.
+    1. the loss over the last tenth of the steps is at most 3% above the old optimizer's: the
+       interval of the ratio ends below 1.03, for each of the three
+    2. in the warm-up of 1-bit Adam and 1-bit LAMB both are the same algorithm, but for the first
+       batch, which the old ones lose: the losses over its last half differ by less than 1%
+    3. a compressed step takes less time than the old one's, at both sizes
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+import pandas as pd
+
+from onebit.lab.claims.judge import mean_interval, show, table
+from onebit.lab.report import figure as figures
+from onebit.lab.runs import measurements as measured
+
+NAME = "beside_deepspeed"
+TIMES = "beside_deepspeed_times"
+VERSION = "0.19.6"
+RANKS, BATCH, CONTEXT, LETTERS = 2, 32, 16, 32
+STEPS, WARMUP, BLOCK = 400, 80, 20
+SEEDS = (1, 2, 3)
+SIZES = (2**20, 2**24)
+KINDS = {
+    "OneBitAdam": ("1-bit Adam", {"lr": 2e-3, "freeze_step": WARMUP}),
+    "ZeroOneAdam": (
+        "0/1 Adam",
+        {
+            "lr": 2e-3,
+            "var_freeze_step": WARMUP,
+            "var_update_scaler": 8,
+            "local_step_scaler": WARMUP,
+            "local_step_clipper": 4,
+        },
+    ),
+    "OneBitLamb": ("1-bit LAMB", {"lr": 1e-2, "freeze_step": WARMUP, "max_coeff": 0.3}),
+}
+SIDES = {
+    "old": ("DeepSpeed 0.19.6", "#0072B2", "--"),
+    "onebit": ("onebit", "#D55E00", "-"),
+}
+
+
+def configuration(kind):
+    """The file of both."""
+    params = {"betas": [0.9, 0.98], "weight_decay": 0.01, "comm_backend_name": "compressed"}
+    return {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "steps_per_print": 10**9,
+        "optimizer": {"type": kind, "params": params | KINDS[kind][1]},
+    }
+
+
+# ---- on a rank, where DeepSpeed 0.19.6 is importable
+
+
+class Packer:
+    """What the transport asks of its bit packer: 8 signs a byte, and back to +1 and -1."""
+
+    def load(self):
+        return self
+
+    def packbits(self, x, numel, rank):
+        import torch
+
+        weights = 2 ** torch.arange(8, dtype=torch.uint8)
+        return ((x.view(-1, 8) >= 0) * weights).sum(1).to(torch.uint8)
+
+    def unpackbits(self, packed, numel, rank):
+        import torch
+
+        bits = packed.view(-1, 1) >> torch.arange(8, dtype=torch.uint8) & 1
+        return bits.flatten().float().mul_(2).sub_(1)
+
+
+def mend():
+    """Give DeepSpeed the packer, and torch the two signatures that it had before 1.5."""
+    import deepspeed
+    import torch
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo's own, not a C++ build
+    deepspeed.ops.op_builder.PackbitsBuilder = Packer
+    add, addcmul = torch.Tensor.add_, torch.Tensor.addcmul_
+
+    def add_(self, first, *rest, **named):
+        return add(self, *rest, alpha=first) if rest else add(self, first, **named)
+
+    def addcmul_(self, first, *rest, **named):
+        if len(rest) == 2:
+            return addcmul(self, *rest, value=first)
+        return addcmul(self, first, *rest, **named)
+
+    torch.Tensor.add_, torch.Tensor.addcmul_ = add_, addcmul_
+
+
+def text():
+    """Python's documentation as the numbers of its most frequent letters; 0 is any other."""
+    import torch
+
+    characters = "".join(topics.values()).lower()
+    counts = pd.Series(list(characters)).value_counts()
+    number = {letter: i + 1 for i, letter in enumerate(counts.index[: LETTERS - 1])}
+    return torch.tensor([number.get(letter, 0) for letter in characters])
+
+
+def make_model(seed):
+    import torch
+
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Embedding(LETTERS, 16),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16 * CONTEXT, 128),
+        torch.nn.Tanh(),
+        torch.nn.Linear(128, LETTERS),
+    )
+
+
+def make_engine(side, kind, seed):
+    import deepspeed
+
+    import onebit.deepspeed
+
+    model, config = make_model(seed), configuration(kind)
+    if side == "old":
+        return deepspeed.initialize(
+            model=model, model_parameters=list(model.parameters()), config=config
+        )[0]
+    optimizer = onebit.deepspeed.from_config(config, model.parameters())
+    engine = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=onebit.deepspeed.engine_config(config)
+    )[0]
+    return onebit.deepspeed.attach(engine)
+
+
+def train(side, kind, seed, steps, letters):
+    """A row for each block of steps: the mean loss over the block and the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    engine = make_engine(side, kind, seed)
+    data = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    losses, rows = [], []
+    for step in range(1, steps + 1):
+        starts = torch.randint(len(letters) - CONTEXT - 1, (BATCH,), generator=data)
+        x = letters[starts[:, None] + torch.arange(CONTEXT + 1)]
+        loss = torch.nn.functional.cross_entropy(engine(x[:, :-1]), x[:, -1])
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.detach())
+        if step % BLOCK == 0:
+            mean = torch.stack(losses).mean()
+            dist.all_reduce(mean)
+            losses.clear()
+            value = float(mean) / dist.get_world_size()
+            rows.append(
+                {"side": side, "optimizer": kind, "seed": seed, "step": step, "loss": value}
+            )
+    return rows
+
+
+def make_optimizers(kind, size):
+    """Both optimizers, compressed, each with a tensor of `size` elements: side -> step."""
+    import types
+
+    import torch
+    import torch.distributed as dist
+    from deepspeed.runtime.fp16.onebit import adam, lamb, zoadam
+
+    import onebit.deepspeed
+
+    engine = types.SimpleNamespace(
+        mpu=None, local_rank=dist.get_rank(), enable_backward_allreduce=True
+    )
+    classes = {
+        "OneBitAdam": adam.OnebitAdam,
+        "ZeroOneAdam": zoadam.ZeroOneAdam,
+        "OneBitLamb": lamb.OnebitLamb,
+    }
+    block = configuration(kind)["optimizer"]
+    short = {"freeze_step": 3, "var_freeze_step": 3, "local_step_clipper": 1}
+    params = {k: short.get(k, v) for k, v in block["params"].items()}
+    tensors = {side: torch.nn.Parameter(torch.ones(size)) for side in SIDES}
+    optimizers = {
+        "old": classes[kind]([tensors["old"]], deepspeed=engine, **params),
+        "onebit": onebit.deepspeed.from_config(block | {"params": params}, [tensors["onebit"]]),
+    }
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for p in tensors.values():
+        p.grad = torch.randn(size, generator=generator)
+    for optimizer in optimizers.values():
+        for _ in range(6):
+            optimizer.step()
+    return {side: optimizer.step for side, optimizer in optimizers.items()}
+
+
+def time_steps(sizes, rounds):
+    """A row for each optimizer, size and side."""
+    from onebit.lab.bench.timing import InStep, alternate
+
+    rows = []
+    for size in sizes:
+        for kind in KINDS:
+            timings = alternate(make_optimizers(kind, size), rounds, pace=InStep())
+            for side in SIDES:
+                rows.append(
+                    {"side": side, "optimizer": kind, "n": size, **timings.summary(side, "old")}
+                )
+    return rows
+
+
+def on_rank(job):
+    """What a rank does; rank 0 prints the rows as one line of JSON."""
+    import warnings
+
+    import torch
+    import torch.distributed as dist
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{job['rendezvous']}", rank=job["rank"], world_size=RANKS
+    )
+    mend()
+    import deepspeed
+
+    deepspeed.init_distributed("gloo")
+    if job["times"]:
+        rows = time_steps(job["sizes"], job["rounds"])
+    else:
+        letters = text()
+        rows = [
+            row
+            for seed in job["seeds"]
+            for kind in KINDS
+            for side in SIDES
+            for row in train(side, kind, seed, job["steps"], letters)
+        ]
+    if job["rank"] == 0:
+        Path(job["rows"]).write_text(json.dumps(rows))
+
+
+# ---- measuring
+
+
+def deepspeed_folder():
+    """Where DeepSpeed 0.19.6 is, after installing it if need be."""
+    script = Path(__file__).resolve().parents[1] / "scripts" / "install_deepspeed.py"
+    done = subprocess.run(
+        [sys.executable, script, VERSION], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout.strip()
+
+
+def measure(**job):
+    """The rows, from RANKS processes of this file."""
+    paths = [deepspeed_folder(), *(path for path in sys.path[1:] if path)]
+    with tempfile.TemporaryDirectory() as folder:
+        job |= {"rendezvous": f"{folder}/rendezvous", "rows": f"{folder}/rows.json"}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, json.dumps(job | {"rank": rank})],
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+                | {"DS_ACCELERATOR": "cpu", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                | {"WORLD_SIZE": str(RANKS)},
+                stdout=subprocess.DEVNULL,
+            )
+            for rank in range(RANKS)
+        ]
+        if any([process.wait() for process in processes]):
+            raise RuntimeError("a rank failed: its error is above")
+        return json.loads(Path(job["rows"]).read_text())
+
+
+# ---- what is found
+
+
+def paired(rows, kind, steps):
+    """onebit's mean loss over these steps over the old one's, for each seed."""
+    chosen = rows[(rows.optimizer == kind) & rows.step.isin(steps)]
+    means = chosen.groupby(["side", "seed"]).loss.mean()
+    return (means["onebit"] / means["old"]).to_numpy()
+
+
+def judge(rows):
+    """[what, measured, wanted, whether it holds] for each rule about losses."""
+    last = rows.step.max()
+    tail = [step for step in rows.step.unique() if step > 0.9 * last]
+    warm = [step for step in rows.step.unique() if WARMUP / 2 < step <= WARMUP]
+    lines = []
+    for kind, (name, _) in KINDS.items():
+        ratio = mean_interval(paired(rows, kind, tail))
+        lines.append(
+            [
+                f"{name}: final loss, onebit / old",
+                show(ratio, ".4f"),
+                "below 1.03",
+                ratio.high < 1.03,
+            ]
+        )
+    for kind in ("OneBitAdam", "OneBitLamb"):
+        worst = np.abs(paired(rows, kind, warm) - 1).max()
+        lines.append(
+            [
+                f"{KINDS[kind][0]}: largest difference in the warm-up",
+                f"{worst:.2%}",
+                "below 1%",
+                worst < 0.01,
+            ]
+        )
+    return lines
+
+
+def judge_times(times):
+    lines = []
+    for row in times[times.side == "onebit"].itertuples():
+        old = times[(times.side == "old") & (times.optimizer == row.optimizer) & (times.n == row.n)]
+        lines.append(
+            [
+                f"{KINDS[row.optimizer][0]}, {row.n / 2**20:.0f}M elements: ms a step, old and onebit",
+                f"{old.median_ms.item():.1f} and {row.median_ms:.1f}: {row.ratio:.3f} "
+                f"[{row.ratio_low:.3f}, {row.ratio_high:.3f}]",
+                "below 1",
+                row.ratio < 1,
+            ]
+        )
+    return lines
+
+
+def draw(rows):
+    drawing, axes = figures.figure(len(KINDS))
+    for panel, (kind, (name, _)) in zip(axes, KINDS.items()):
+        for side, (label, colour, line) in SIDES.items():
+            chosen = rows[(rows.optimizer == kind) & (rows.side == side)].groupby("step").loss
+            mean, low, high = chosen.mean(), chosen.min(), chosen.max()
+            panel.plot(mean.index, mean, line, color=colour, label=label)
+            panel.fill_between(mean.index, low, high, color=colour, alpha=0.2, linewidth=0)
+        panel.axvline(WARMUP, color="grey", linewidth=0.8, linestyle=":")
+        panel.set(title=name, xlabel="step", ylabel="training loss")
+        panel.legend()
+    return drawing
+
+
+def caption(rows, record):
+    return (
+        f"DeepSpeed 0.19.6's optimizers and onebit's in the same engine, {RANKS} gloo ranks, "
+        f"{rows.seed.nunique()} seeds (line: mean; band: smallest and largest). An MLP predicts the "
+        "next character of Python's documentation; the configuration of both is the same. The "
+        f"dotted line is the freeze step, {WARMUP}. Commit {record['commit'][:10]}."
+    )
+
+
+def write_table(lines, record, path):
+    header = ["quantity", "measured (95% interval)", "rule", "holds"]
+    body = [[*line[:3], "yes" if line[3] else "no"] for line in lines]
+    path.write_text(
+        f"{table(header, body)}\n\nCommit {record['commit'][:10]}; configuration of both sides: "
+        f"`{json.dumps(record['config'], sort_keys=True)}`.\n"
+    )
+
+
+def main():
+    parser = measured.parser(__doc__.splitlines()[0])
+    parser.add_argument("--times", action="store_true", help="time the steps instead of training")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    options = parser.parse_args()
+    root = options.results or measured.RESULTS / ("live" if options.quick else "")
+    config = {"optimizers": {kind: configuration(kind) for kind in KINDS}, "ranks": RANKS}
+    if options.measure and options.times:
+        size = {"sizes": [2**12] if options.quick else SIZES, "rounds": 3 if options.quick else 15}
+        rows = measure(times=True, **size)
+        measured.write(root, "speed", TIMES, rows, config | size | {"seed": 1})
+    elif options.measure:
+        size = {"seeds": options.seeds, "steps": 2 * WARMUP if options.quick else STEPS}
+        rows = measure(times=False, **size)
+        measured.write(root, "deepspeed", NAME, rows, config | size)
+    rows, record = measured.read(root, "deepspeed", NAME)
+    lines = judge(rows)
+    if (root / "speed" / f"{TIMES}.csv").exists():
+        lines += judge_times(measured.read(root, "speed", TIMES)[0])
+    folder = root / "figures"
+    figures.write(draw(rows), caption(rows, record), folder / NAME)
+    write_table(lines, record, folder / f"{NAME}.md")
+    for line in lines:
+        print(*line, sep="  |  ")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
+        on_rank(json.loads(sys.argv[1]))
+    else:
+        main()
