@@ -35,9 +35,11 @@ from pydoc_data.topics import topics
 import numpy as np
 import pandas as pd
 
-from onebit.lab.claims.judge import mean_interval, show, table
+from onebit.lab.claims.judge import table
+from onebit.lab.claims.statistics import mean_interval
 from onebit.lab.report import figure as figures
 from onebit.lab.runs import measurements as measured
+from onebit.lab.runs.load import RESULTS
 
 NAME = "beside_deepspeed"
 TIMES = "beside_deepspeed_times"
@@ -319,7 +321,7 @@ def judge(rows):
         lines.append(
             [
                 f"{name}: final loss, onebit / old",
-                show(ratio, ".4f"),
+                ratio.shown(".4f"),
                 "below 1.03",
                 ratio.high < 1.03,
             ]
@@ -343,7 +345,7 @@ def judge_times(times):
         old = times[(times.side == "old") & (times.optimizer == row.optimizer) & (times.n == row.n)]
         lines.append(
             [
-                f"{KINDS[row.optimizer][0]}, {row.n / 2**20:.0f}M elements: ms a step, old and onebit",
+                f"{KINDS[row.optimizer][0]}, {row.n / 2**20:.0f}M elements: ms, old and onebit",
                 f"{old.median_ms.item():.1f} and {row.median_ms:.1f}: {row.ratio:.3f} "
                 f"[{row.ratio_low:.3f}, {row.ratio_high:.3f}]",
                 "below 1",
@@ -354,7 +356,7 @@ def judge_times(times):
 
 
 def draw(rows):
-    drawing, axes = figures.figure(len(KINDS))
+    drawing, axes = figures.canvas(len(KINDS), len(KINDS))
     for panel, (kind, (name, _)) in zip(axes, KINDS.items()):
         for side, (label, colour, line) in SIDES.items():
             chosen = rows[(rows.optimizer == kind) & (rows.side == side)].groupby("step").loss
@@ -370,8 +372,8 @@ def draw(rows):
 def caption(rows, record):
     return (
         f"DeepSpeed 0.19.6's optimizers and onebit's in the same engine, {RANKS} gloo ranks, "
-        f"{rows.seed.nunique()} seeds (line: mean; band: smallest and largest). An MLP predicts the "
-        "next character of Python's documentation; the configuration of both is the same. The "
+        f"{rows.seed.nunique()} seeds (line: mean; band: smallest and largest). An MLP predicts "
+        "the next character of Python's documentation; the configuration of both is the same. The "
         f"dotted line is the freeze step, {WARMUP}. Commit {record['commit'][:10]}."
     )
 
@@ -390,7 +392,7 @@ def main():
     parser.add_argument("--times", action="store_true", help="time the steps instead of training")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     options = parser.parse_args()
-    root = options.results or measured.RESULTS / ("live" if options.quick else "")
+    root = options.results or RESULTS / ("live" if options.quick else "")
     config = {"optimizers": {kind: configuration(kind) for kind in KINDS}, "ranks": RANKS}
     if options.measure and options.times:
         size = {"sizes": [2**12] if options.quick else SIZES, "rounds": 3 if options.quick else 15}

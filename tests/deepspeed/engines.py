@@ -63,6 +63,15 @@ class Engines:
         return [result for result, _ in outcomes]
 
 
+def load_kernels():
+    """Take steps of one rank, so that no rank has to load the compiled kernels by itself."""
+    import runs
+
+    optimizer = runs.single_optimizer()
+    for _ in range(3):
+        optimizer.step()
+
+
 def serve(jobs, answers):
     """For each job fork its ranks, wait for them, and answer with their outcomes."""
     while True:
@@ -144,4 +153,5 @@ if __name__ == "__main__":
     for slow in ("torch._dynamo", "onebit", "runs"):  # what the ranks will need
         importlib.import_module(slow)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo's own, not a C++ build
+    load_kernels()
     serve(sys.stdin.buffer, answers)

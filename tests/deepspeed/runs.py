@@ -40,6 +40,14 @@ def quietly(function, *args, **kwargs):
         return function(*args, **kwargs)
 
 
+def single_optimizer():
+    """An optimizer of one rank, with gradients, that compresses after one step."""
+    model = small_model()
+    loss_of(model(torch.ones(4, 6))).backward()
+    options = {"warmup": 1, "communicator": onebit.comm.Single()}
+    return onebit.OneBitAdam(model.parameters(), **options)
+
+
 def make_engine(config, groups=None, attach=True, model=None, **options):
     """An engine as an old script makes it, but for the call of initialize."""
     import deepspeed

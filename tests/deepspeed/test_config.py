@@ -53,20 +53,20 @@ def test_the_freeze_step_is_the_length_of_the_warm_up():
     assert made(block("OneBitAdam"))[0].warmup.steps == 7
     assert made(block("OneBitLamb"))[0].warmup.steps == 7
     optimizer = made(block("ZeroOneAdam"))[0]
-    assert "variance_freeze_step=7" in repr(optimizer._describe())
+    assert "variance_freeze_step: 7" in repr(optimizer)
 
 
 def test_a_missing_freeze_step_is_said_aloud():
     for kind, name in (("OneBitAdam", "freeze_step"), ("ZeroOneAdam", "var_freeze_step")):
         optimizer, said = made({"type": kind, "params": {}})
         assert f"{name} is missing" in said and "100,000" in said
-        assert "100000" in optimizer._describe()
+        assert "100000" in repr(optimizer)
 
 
 def test_zero_one_adam_has_its_intervals():
     options = {"var_update_scaler": 3, "local_step_scaler": 5, "local_step_clipper": 2}
-    described = made(block("ZeroOneAdam", **options))[0]._describe()
-    for text in ("update_scaler=3", "local_step_scaler=5", "local_step_clipper=2"):
+    described = repr(made(block("ZeroOneAdam", **options))[0])
+    for text in ("update_scaler: 3", "local_step_scaler: 5", "local_step_clipper: 2"):
         assert text in described
 
 

@@ -42,7 +42,7 @@ def watched(kind, quantities, steps=6, by_tensor=True, every=2, **more):
             {
                 name: {
                     key: torch.as_tensor(optimizer.state[p][key]).clone()
-                    for key in ("exp_avg_sq", *optimizer.numbers)
+                    for key in ("exp_avg_sq", *optimizer.tensor_scalars)
                 }
                 for name, p in named.items()
             }
@@ -54,7 +54,7 @@ def watched(kind, quantities, steps=6, by_tensor=True, every=2, **more):
         rows[step] = watcher.after(step)
     states.append(
         {
-            name: {key: optimizer.state[p][key] for key in ("exp_avg_sq", *optimizer.numbers)}
+            name: {key: optimizer.state[p][key] for key in ("exp_avg_sq", *optimizer.tensor_scalars)}
             for name, p in named.items()
         }
     )

@@ -1,13 +1,18 @@
 """DeepSpeed's engine leaves averaging, clipping and skipping to the optimizer."""
 
+from typing import TYPE_CHECKING
+
 from onebit.deepspeed.checks import check, optimizer_of
 from onebit.deepspeed.each_rank import keep_each_rank
 from onebit.deepspeed.half import is_half, step_in_half
 from onebit.deepspeed.monitor import report
 from onebit.deepspeed.prepare import prepare
 
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
 
-def attach(engine):
+
+def attach(engine: "DeepSpeedEngine") -> "DeepSpeedEngine":
     """Leave averaging and clipping to the engine's optimizer; returns the engine.
 
     Call it once on every rank, right after deepspeed.initialize. From then on

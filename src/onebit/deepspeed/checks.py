@@ -96,7 +96,7 @@ def _model_parallel_size(engine) -> int:
     return engine.mpu.get_model_parallel_world_size() if engine.mpu is not None else 1
 
 
-def data_parallel_group(engine):
+def data_parallel_group(engine) -> dist.ProcessGroup | None:
     """The ranks that hold the same parameters as this one; None: all."""
     return engine.mpu.get_data_parallel_group() if engine.mpu is not None else None
 

@@ -5,6 +5,7 @@ import types
 
 import torch
 
+from onebit.deepspeed import each_rank, old_state
 from onebit.deepspeed.groups import mask_gradients, masked_groups, with_masks_of_this_run
 from onebit.deepspeed.internals import rebuild
 
@@ -89,8 +90,6 @@ def _load_state_dict(self, state_dict, **options):
 
     A state of the removed optimizers is taken too, see `onebit.deepspeed.load_state`.
     """
-    from onebit.deepspeed import each_rank, old_state
-
     if old_state.is_old(state_dict):
         return old_state.load_state(self, state_dict)
     state_dict = each_rank.complete(self, state_dict)
