@@ -43,8 +43,9 @@ class Engines:
         return self
 
     def __exit__(self, *exception):
+        self._process.kill()
+        self._process.wait()
         self._process.stdin.close()
-        self._process.wait(30)
         self._process.stdout.close()
 
     def __call__(self, ranks, function, *args, timeout=60):

@@ -19,7 +19,7 @@ KINDS = {
     "OneBitLamb": {"freeze_step": 4},
 }
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-QUIET = {"train_micro_batch_size_per_gpu": 4, "steps_per_print": None}
+QUIET = {"train_micro_batch_size_per_gpu": 4, "steps_per_print": None}  # clips to 1.0 by default
 
 
 def small_model():
@@ -295,13 +295,14 @@ def pipeline(stages, folder=None, load=False, steps=7):
     import deepspeed
     from deepspeed.pipe import PipelineModule
 
+    deepspeed.init_distributed()
     torch.manual_seed(0)
     layers = [torch.nn.Linear(6, 12), Scale(), torch.nn.Linear(12, 5)]
     model = PipelineModule(
         layers, num_stages=stages, loss_fn=lambda y, target: (y - target).square().mean()
     )
     group = model.mpu().get_data_parallel_group()
-    config = old_config("OneBitAdam", gradient_accumulation_steps=2)
+    config = old_config("OneBitAdam", gradient_accumulation_steps=2, gradient_clipping=0.2)
     optimizer = quietly(
         onebit.deepspeed.from_config,
         config,
