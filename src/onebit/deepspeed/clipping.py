@@ -51,10 +51,9 @@ def clip_over_stages(engine, optimizer, norm: float) -> None:
     gradients = [
         p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
     ]
-    total = sum(
-        (g.double().square().sum() for g in gradients), torch.zeros((), device=engine.device)
-    )
-    total = total.reshape(1).to(torch.float64)
+    total = torch.zeros(1, dtype=torch.float64, device=engine.device)
+    for g in gradients:
+        total += g.double().square().sum()
     dist.all_reduce(total)
     total = math.sqrt(float(total) / optimizer.communicator.size)
     factor = min(1.0, norm / (total + 1e-6)) if math.isfinite(total) else math.nan

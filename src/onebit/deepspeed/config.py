@@ -193,7 +193,7 @@ def _say_averaging(config: dict) -> None:
 
 
 def _gradient_clipping(config: dict | None) -> float:
-    """DeepSpeed clips to 1.0 where the configuration does not say otherwise; a block says nothing."""
+    """DeepSpeed clips to 1.0 unless the configuration says otherwise; a block says nothing."""
     if config is None:
         return 0.0
     if "gradient_clipping" not in config:
