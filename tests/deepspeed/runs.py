@@ -1,6 +1,8 @@
 """What runs on each rank in the tests with the real engine: small models, seeded data."""
 
+import importlib.util
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -327,3 +329,19 @@ def pipeline(stages, folder=None, load=False, steps=7):
     stage = model.mpu().get_stage_id()
     parameters = [p.detach().clone() for p in model.parameters()]
     return stage, parameters, losses, optimizer.communication.last_step.bytes_sent
+
+
+def example(folder):
+    """examples/deepspeed_engine.py: 44 steps at once, and 42 that are saved and gone on with."""
+    path = Path(__file__).resolve().parents[2] / "examples" / "deepspeed_engine.py"
+    spec = importlib.util.spec_from_file_location("example", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    engine = quietly(module.make_engine, module.CONFIG)
+    quietly(module.train, engine, 42)
+    quietly(engine.save_checkpoint, folder)
+    resumed = quietly(module.make_engine, module.CONFIG)
+    resumed.load_checkpoint(folder)
+    at_save = numbers(engine), numbers(resumed)
+    quietly(module.train, resumed, 44)
+    return *at_save, resumed.basic_optimizer.steps
