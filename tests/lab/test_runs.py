@@ -3,6 +3,7 @@
 import csv
 import math
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 from helpers.lab_runs import environment, record, train_command, train_in_threads
@@ -11,7 +12,8 @@ from helpers.waiting import eventually
 
 from onebit.lab.config import composed
 from onebit.lab.runs.compare import check_folder
-from onebit.lab.runs.recorder import COLUMNS
+from onebit.lab.runs.recorder import COLUMNS, Recorder
+from onebit.lab.training.loop import Training
 
 DROPOUT = ["task.model.hidden_dropout_prob=0.1", "task.model.attention_probs_dropout_prob=0.1"]
 
@@ -233,3 +235,21 @@ def test_offline_wandb_writes_files(options, tmp_path):
     expected = b"variance_l1", b"onebit_adam-smoke-seed-1"
     # W&B's own process writes the file, on a busy machine after `finish` has returned.
     assert eventually(lambda: all(word in files[0].read_bytes() for word in expected))
+
+
+@pytest.mark.parametrize(("has_warmup", "phase"), [(True, " warmup,"), (False, "")])
+def test_the_bar_says_what_the_whole_run_has_sent_and_the_phase_if_there_are_two(
+    tmp_path, has_warmup, phase
+):
+    """A resumed run counts what it had sent before; plain Adam has no warm-up to speak of."""
+    recorder = Recorder(tmp_path, dict.fromkeys(COLUMNS[:4]), "disabled")
+    recorder.before["bytes_sent"] = 66_000_000
+    sent = SimpleNamespace(bytes_sent=300_000, bytes_received=0, calls=0)
+    training = SimpleNamespace(
+        recorder=recorder,
+        optimizers=[SimpleNamespace(communication=sent)],
+        plan=SimpleNamespace(at=lambda step: ("seq128", None, 0)),
+        run=SimpleNamespace(has_warmup=has_warmup),
+    )
+    text = Training.progress_text(training, 1, {"model": 2.0}, "warmup")
+    assert text == f"loss 2.000, seq128,{phase} sent 66.3MB"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.cases import holds_for_each
 
 from onebit.lab.config import composed
 from onebit.lab.training.run import run_from
@@ -109,15 +110,14 @@ def test_a_linear_rate_equals_that_of_transformers():
             theirs.step()
 
 
-@pytest.mark.parametrize(
-    ("schedule", "options"),
+@holds_for_each(
     [
         (StepDecay, {"peak": 0.0, "factor": 0.1, "every": 10}),
         (StepDecay, {"peak": 1.0, "factor": "x", "every": 10}),
         (StepDecay, {"peak": 1.0, "factor": 0.1, "every": 0}),
         (LinearWarmupLinearDecay, {"peak": 1.0, "warmup": -1, "total": 10}),
         (LinearWarmupLinearDecay, {"peak": 1.0, "warmup": 10, "total": 10}),
-    ],
+    ]
 )
 def test_a_schedule_that_cannot_be_is_refused(schedule, options):
     with pytest.raises(ValueError, match="of the learning rate must be"):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.cases import holds_for_each
 from helpers.finetuning import squad
 
 from onebit.lab.tasks.made_up import MadeUpRows
@@ -22,8 +23,7 @@ from onebit.lab.tasks.squad import (
 pytestmark = pytest.mark.usefixtures("own_hub")
 
 
-@pytest.mark.parametrize(
-    ("predicted", "right", "exact", "shared"),
+@holds_for_each(
     [
         ("The Cat!", "cat", 1, 1),
         ("an apple, a day", "apple day", 1, 1),
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("own_hub")
         ("theatre", "atre", 0, 0),
         ("U.S.", "us", 1, 1),
         ("the", "a", 1, 0),
-    ],
+    ]
 )
 def test_answers_are_compared_as_the_official_script_does(predicted, right, exact, shared):
     """Lower case, then no punctuation, no articles; words as often as they occur.

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.cases import holds_for_each
 
 import onebit
 from onebit.comm import Single
@@ -41,7 +42,7 @@ def watched(kind, quantities, steps=6, by_tensor=True, every=2, **more):
             {
                 name: {
                     key: torch.as_tensor(optimizer.state[p][key]).clone()
-                    for key in ("exp_avg_sq", *optimizer.numbers)
+                    for key in ("exp_avg_sq", *optimizer.tensor_scalars)
                 }
                 for name, p in named.items()
             }
@@ -53,7 +54,7 @@ def watched(kind, quantities, steps=6, by_tensor=True, every=2, **more):
         rows[step] = watcher.after(step)
     states.append(
         {
-            name: {key: optimizer.state[p][key] for key in ("exp_avg_sq", *optimizer.numbers)}
+            name: {key: optimizer.state[p][key] for key in ("exp_avg_sq", *optimizer.tensor_scalars)}
             for name, p in named.items()
         }
     )
@@ -97,8 +98,7 @@ def test_an_optimizer_leaves_empty_what_it_does_not_have():
     assert rows[2] == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "error"),
+@holds_for_each(
     [
         (["watch.quantities=[variances]"], "some of coefficient, ratio"),
         (["watch.quantities=[]"], "not none"),
@@ -108,7 +108,7 @@ def test_an_optimizer_leaves_empty_what_it_does_not_have():
             "some of variance, variance_change, not ratio",
         ),
         (["record_every=2", "watch.every=3"], "multiple of record_every=2"),
-    ],
+    ]
 )
 def test_a_watch_that_cannot_be_is_refused(changes, error):
     with pytest.raises(Exception, match=error):

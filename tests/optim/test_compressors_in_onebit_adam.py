@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.cases import more
+from helpers.cases import holds_for_each, more
 from helpers.compressors import every_compressor
 from helpers.reference_runs import (
     T_W,
@@ -67,8 +67,7 @@ def test_all_of_the_elements_is_the_identity(ranks):
         assert all(np.array_equal(a[name], b[name]) for name in "xmv")
 
 
-@pytest.mark.parametrize(
-    ("compressor", "message"),
+@holds_for_each(
     [
         (partial(Quantize, bits=5), "bits among"),
         (partial(Quantize, norm="l1"), "norm among"),
@@ -76,7 +75,7 @@ def test_all_of_the_elements_is_the_identity(ranks):
         (partial(Quantize, seed=-1), "seed must be"),
         (partial(TopK, density=0), "density above 0"),
         (partial(TopK, density=1.5), "at most 1"),
-    ],
+    ]
 )
 def test_a_wrong_option_of_a_compressor_is_refused_when_the_optimizer_is_made(compressor, message):
     """Not at the freeze, when the warm-up would be lost."""

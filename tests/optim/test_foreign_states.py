@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from helpers.cases import more
+from helpers.cases import holds_for_each, more
 from helpers.small_runs import SMALL_SHAPES, everything, make, same, step, torch_state
 
 import onebit
@@ -44,8 +44,7 @@ def test_a_parameter_without_state_starts_from_zero():
     )
 
 
-@pytest.mark.parametrize(
-    "kind, options, message",
+@holds_for_each(
     [
         (
             torch.optim.SGD,
@@ -55,7 +54,7 @@ def test_a_parameter_without_state_starts_from_zero():
         (torch.optim.RMSprop, {}, "lacks exp_avg"),
         (torch.optim.AdamW, {"amsgrad": True}, "amsgrad=True"),
         (torch.optim.AdamW, {"maximize": True}, "maximize=True"),
-    ],
+    ]
 )
 def test_another_optimizers_state_is_refused_before_anything_is_lost(kind, options, message):
     run = make(Single(), warmup=10)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.cases import more_of
+from helpers.cases import holds_for_each, more_of
 from helpers.lamb_runs import (
     BOUNDS,
     TENSORS,
@@ -209,8 +209,7 @@ def test_a_runs_traffic_is_the_papers_share_of_lambs(dtype, bits, scale):
         assert lambs / ours == pytest.approx(1 / (w + (1 - w) / bits), rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "options, error, message",
+@holds_for_each(
     [
         ({"coefficient_bounds": (0.3, 0.01)}, ValueError, "0 < low <= high"),
         ({"coefficient_bounds": 10.0}, ValueError, "coefficient_bounds must be two numbers"),
@@ -224,7 +223,7 @@ def test_a_runs_traffic_is_the_papers_share_of_lambs(dtype, bits, scale):
         ({"coefficient_betas": 0.9}, TypeError, "did you mean 'coefficient_beta'"),
         ({"freeze_step": 10}, TypeError, "did you mean 'warmup'"),
         ({"warmup": None}, TypeError, "OneBitLamb needs warmup="),
-    ],
+    ]
 )
 def test_wrong_options_of_lamb_name_the_remedy(options, error, message):
     with pytest.raises(error, match=message):

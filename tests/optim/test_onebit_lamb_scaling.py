@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.cases import holds_for_each
 from helpers.lamb_runs import numbers
 from helpers.reference_runs import WORLD_SIZES
 from helpers.small_runs import make, same, step
@@ -15,8 +16,7 @@ from onebit.compression import Identity
 from onebit.optim.onebit_lamb import next_ratio, scaling_coefficients
 
 
-@pytest.mark.parametrize(
-    "largest, last, expected",
+@holds_for_each(
     [
         (1.05, 1.0, 1.05),  # near enough
         (3.0, 1.0, 1.1),  # kept near the last one
@@ -25,7 +25,7 @@ from onebit.optim.onebit_lamb import next_ratio, scaling_coefficients
         (0.1, 0.51, 0.5),
         (math.inf, 2.0, 2.2),  # v_fresh = 0
         (-math.inf, 1.0, 1.0),  # a tensor without active elements
-    ],
+    ]
 )
 def test_the_ratio_is_clipped_around_the_last_one_and_then_to_its_bounds(largest, last, expected):
     assert next_ratio(largest, last, 0.1, (0.5, 4.0)) == pytest.approx(expected, rel=1e-12)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers.cases import holds_for_each
 from helpers.small_runs import make, step
 
 import onebit
@@ -12,8 +13,7 @@ from onebit.comm import Single
 P = [torch.nn.Parameter(torch.zeros(3))]
 
 
-@pytest.mark.parametrize(
-    "options, error, message",
+@holds_for_each(
     [
         ({"freeze_step": 10}, TypeError, "did you mean 'warmup'"),
         ({"warmup": 3, "max_grad_nrm": 1.0}, TypeError, "did you mean 'max_grad_norm'"),
@@ -38,7 +38,7 @@ P = [torch.nn.Parameter(torch.zeros(3))]
         ),
         ({"warmup": 3, "compressor": "sign"}, TypeError, "onebit.compression.Sign"),
         ({"warmup": 3, "communicator": "gloo"}, TypeError, "onebit.comm.TorchDistributed"),
-    ],
+    ]
 )
 def test_wrong_options_name_the_remedy(options, error, message):
     with pytest.raises(error, match=message):

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.cases import more
+from helpers.cases import holds_for_each, more
 from helpers.reference_runs import (
     GROUPS,
     SHAPES,
@@ -145,8 +145,7 @@ def test_a_gradient_that_is_not_finite_makes_all_ranks_skip_and_changes_nothing(
     assert run_threads(2, run) == [(True, 4, True)] * 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "error", "message"),
+@holds_for_each(
     [
         (LazyVarianceAdam, {"tau": 0}, ValueError, "tau.*at least 1"),
         (LazyVarianceAdam, {"tau": 2.5}, ValueError, "whole number"),
@@ -170,7 +169,7 @@ def test_a_gradient_that_is_not_finite_makes_all_ranks_skip_and_changes_nothing(
             ValueError,
             "bits among",
         ),
-    ],
+    ]
 )
 def test_wrong_options_are_refused_with_the_remedy(kind, options, error, message):
     with pytest.raises(error, match=message):

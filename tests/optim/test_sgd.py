@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.cases import more
+from helpers.cases import holds_for_each, more
 from helpers.reference_runs import (
     WORLD_SIZES,
     D,
@@ -186,8 +186,7 @@ def test_bfloat16_parameters_keep_float32_state(kind, groups):
     assert same(results[0], results[1]) and same(results[0], results[2])
 
 
-@pytest.mark.parametrize(
-    "kind, options, error, message",
+@holds_for_each(
     [
         (
             onebit.DistributedSGD,
@@ -206,7 +205,7 @@ def test_bfloat16_parameters_keep_float32_state(kind, groups):
         (onebit.EFMomentumSGD, {"compressor": 3}, TypeError, "compressor must be"),
         (onebit.LocalSGD, {"tau": 0}, ValueError, "tau must be a whole number of at least 1"),
         (onebit.LocalSGD, {"overlap": True}, TypeError, "LocalSGD has no option 'overlap'"),
-    ],
+    ]
 )
 def test_wrong_options_name_the_remedy(kind, options, error, message):
     with pytest.raises(error, match=message):

@@ -100,7 +100,7 @@ def run(started: list[str], folder: Path) -> str:
     return status if code == 0 and status in ENDED else f"failed, exit code {code}"
 
 
-def parse() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Train all pairs of some optimizers and seeds under mpirun, one by one."
     )
@@ -130,6 +130,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the commands and start nothing"
     )
+    return parser
+
+
+def parse() -> argparse.Namespace:
+    """The options. The process ends with code 2 if a name is wrong or there is no launcher."""
+    parser = make_parser()
     options = parser.parse_args()
     for optimizer in options.optimizers or ("adam",):
         base = overrides_of(optimizer)[:1]  # the further options of a variant are ours

@@ -80,7 +80,7 @@ class Measurement:
                     options.results, self.folder, self.name, rows, config, **self.facts
                 )
             rows, facts = measurements.read(options.results, self.folder, self.name)
-        except (FileNotFoundError, RuntimeError) as error:
+        except (FileNotFoundError, RuntimeError, ValueError) as error:
             raise SystemExit(f"error: {error}") from None
         if self.rules:
             print(self.rules(rows).to_string(index=False, float_format="%.3f"))
