@@ -79,21 +79,12 @@ def _check_optimizer(engine, optimizer: Optimizer) -> None:
             "check_finite=False, but half precision needs all ranks to skip a step together: make "
             "the optimizer with check_finite=True"
         )
-    norm, own = engine.gradient_clipping(), optimizer.max_grad_norm
-    if norm and own is not None and own != norm:
+    own = optimizer.max_grad_norm
+    if "gradient_clipping" in engine.config and own not in (None, engine.gradient_clipping()):
         raise ValueError(
-            f"gradient_clipping is {norm} and the optimizer's max_grad_norm {own}: keep one of them"
+            f"gradient_clipping is {engine.gradient_clipping()} and the optimizer's max_grad_norm "
+            f"{own}: keep one of them"
         )
-    if (norm or own) and _model_parallel_size(engine) > 1:
-        raise ValueError(
-            "gradient clipping needs the norm over all stages or slices of the model, and each "
-            "optimizer has its own stage only: set gradient_clipping to 0, or train without "
-            "pipeline and model parallelism"
-        )
-
-
-def _model_parallel_size(engine) -> int:
-    return engine.mpu.get_model_parallel_world_size() if engine.mpu is not None else 1
 
 
 def data_parallel_group(engine) -> dist.ProcessGroup | None:

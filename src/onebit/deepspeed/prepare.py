@@ -15,11 +15,12 @@ class InEngine:
 
     Attributes:
         is_attached: whether `attach` has been called.
+        knows_clipping: whether max_grad_norm, None included, comes from the engine's configuration.
         pending: of the checkpoint that is being loaded, what belongs to this rank; else None.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
-        self.is_attached = False
+        self.is_attached = self.knows_clipping = False
         self.pending = None
         self._calls = 0  # of step() by an engine that is not attached
         self.remember(optimizer)

@@ -103,6 +103,9 @@ def test_gradient_clipping_is_the_optimizers():
     config = {"gradient_clipping": 1.5, "optimizer": block("OneBitAdam")}
     assert made(config)[0].max_grad_norm == 1.5
     assert made(config | {"gradient_clipping": 0})[0].max_grad_norm is None
+    optimizer, said = made({"optimizer": block("OneBitAdam")})
+    assert optimizer.max_grad_norm == 1.0 and "gradient_clipping is missing" in said
+    assert made(block("OneBitAdam"))[0].max_grad_norm is None  # a block alone says nothing
 
 
 def test_a_max_grad_norm_in_the_block_is_honoured_and_said_aloud():
@@ -111,7 +114,7 @@ def test_a_max_grad_norm_in_the_block_is_honoured_and_said_aloud():
     assert optimizer.max_grad_norm == 0.5 and "max_grad_norm" in said
     with pytest.raises(ValueError, match="keep one"):
         made(config | {"gradient_clipping": 1.0})
-    assert made({"optimizer": block("OneBitAdam", max_grad_norm=0.0)})[1] == ""
+    assert made(block("OneBitAdam", max_grad_norm=0.0))[1] == ""
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_zero_is_refused_with_the_reason_and_what_to_use(stage):
     for read in (made, engine_config):
         with pytest.raises(ValueError, match=f"stage is {stage}.*shard.*Set the stage to 0"):
             read(config)
-    config["zero_optimization"]["stage"] = 0
+    config |= {"zero_optimization": {"stage": 0}, "gradient_clipping": 0.0}
     assert made(config)[1] == "" and engine_config(config)
 
 
