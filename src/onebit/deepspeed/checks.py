@@ -1,5 +1,7 @@
 """What an engine must be like before `attach` changes anything; every refusal says what to do."""
 
+from typing import Any
+
 import torch.distributed as dist
 
 from onebit.comm import TorchDistributed
@@ -130,8 +132,8 @@ def _trained_groups(engine, optimizer: Optimizer) -> list:
 
 def _check_tied_weights(engine, optimizer: Optimizer) -> None:
     """Copies of a tied weight on two stages stay equal only if their averages are exact."""
-    tied = getattr(engine.module, "get_tied_weights_and_groups", list)()
-    tied = {id(weight) for weight, _ in tied}
+    weights: Any = getattr(engine.module, "get_tied_weights_and_groups", list)()
+    tied = {id(weight) for weight, _ in weights}
     pairs = zip(_trained_groups(engine, optimizer), optimizer.param_groups)
     if any(id(p) in tied and group["compress"] for params, group in pairs for p in params):
         raise ValueError(

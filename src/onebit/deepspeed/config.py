@@ -4,6 +4,7 @@ import copy
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,7 +54,7 @@ def from_config(
     """
     config = read(config)
     whole = config if "optimizer" in config or "type" not in config else None
-    block_dict = _optimizer_block(config)
+    block_dict: Any = _optimizer_block(config)
     block = block_of(block_dict.get("type"))
     check_engine_options(whole or {})
     given = {name: value for name, value in (block_dict.get("params") or {}).items()}

@@ -31,9 +31,8 @@ def load_state(optimizer, state: dict | str | os.PathLike) -> None:
 
     Raises ValueError, before anything has changed, if the state is another optimizer's.
     """
-    if not isinstance(state, dict):
-        state = torch.load(state, map_location="cpu", weights_only=True)
-    state = _innermost(state)
+    whole = state if isinstance(state, dict) else _read(state)
+    state = _innermost(whole)
     if not is_old(state):
         raise ValueError(
             "this is no state of the optimizers that DeepSpeed removed: load it with "
@@ -52,6 +51,10 @@ def is_old(state: dict) -> bool:
     """Whether this is a state dict of one of the removed optimizers."""
     groups = state.get("param_groups") or [{}]
     return "max_grad_norm" in groups[0] and "bias_correction" in groups[0]
+
+
+def _read(path: str | os.PathLike) -> dict:
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _innermost(state: dict) -> dict:

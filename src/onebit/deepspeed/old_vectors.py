@@ -1,6 +1,7 @@
 """Each number of the removed optimizers' state in the units that it has here."""
 
 from math import log2
+from typing import Any
 
 import torch
 
@@ -133,7 +134,7 @@ def own_facts(
     optimizer, groups: list[dict], entries: list[dict], steps: int, holds_errors: bool
 ) -> dict:
     """What is known of the state beside its tensors. `groups`: with the options of the file."""
-    facts = {"holds_errors": holds_errors, "errors_are_shared": False}
+    facts: dict[str, Any] = {"holds_errors": holds_errors, "errors_are_shared": False}
     known = next((entry for entry in entries if entry), {})
     if "var_interval" in known:
         return facts | _interval_facts(optimizer, groups, known, steps)

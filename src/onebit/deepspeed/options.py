@@ -36,7 +36,7 @@ class Block:
     """
 
     type: str
-    optimizer: type
+    optimizer: Callable
     freeze: tuple[str, str]
     renamed: dict[str, str]
     defaults: dict

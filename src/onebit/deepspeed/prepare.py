@@ -111,7 +111,7 @@ def _places(optimizer: torch.optim.Optimizer) -> list[tuple]:
 
 def _called_by_engine() -> bool:
     """Whether one of the callers is DeepSpeed's: its engine, or its wrapper for half precision."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith("deepspeed."):
             return True
