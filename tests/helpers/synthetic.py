@@ -77,7 +77,8 @@ def evaluation(optimizer, seed, accuracy, steps=STEPS):
 @cache
 def config(optimizer, experiment="figure_04"):
     """The configuration of a run at profile laptop."""
-    options = [f"experiment={experiment}", "profile=laptop", *overrides_of(optimizer), "workers=4"]
+    chosen = overrides_of(optimizer)
+    options = [f"experiment={experiment}", "profile=laptop", *chosen, "workers=4"]
     return OmegaConf.to_container(composed(options), resolve=True)
 
 

@@ -45,7 +45,7 @@ class RunState:
     compress_flags: list[bool] = field(default_factory=list)
     runner: Background | Inline = field(default_factory=Inline)
     overlap: "Overlap | None" = None
-    meter: Meter | None = None
+    meter: Meter = field(init=False)
     ranks_are_compared: bool = False
     errors_are_shared: bool = False
     last_step_skipped: bool = False
@@ -55,7 +55,7 @@ class RunState:
     warned_of: set[str] = field(default_factory=set)
 
 
-class Option:
+class _Option:
     """An option of an optimizer as an attribute, which users may read and assign.
 
     The value lives in the optimizer's `RunState`, and so is the same through every wrapper.
@@ -69,3 +69,8 @@ class Option:
 
     def __set__(self, optimizer: Any, value: Any) -> None:
         optimizer._run.options[self._name] = value
+
+
+def Option() -> Any:
+    """Declare an option: `lr: float = Option()` in the body of an optimizer's class."""
+    return _Option()
