@@ -247,6 +247,6 @@ def test_the_plan_of_a_table_is_that_of_all_its_experiments():
         "1,848 steps, T_w = 400, 96 examples of 384 tokens a step: 32 workers x 1 x 3",
         "233 steps",
         "experiment=glue_mnli profile=paper optimizer=NAME",
-        "onebit.lab.export each; fine-tune with Adam",
+        "export each with onebit.lab.export; fine-tune with Adam",
     ):
         assert part in told
