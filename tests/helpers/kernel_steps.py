@@ -17,6 +17,7 @@ SHAPES = {
     "around a word": [(63,), (64,), (65,)],
     "around a block": [(BLOCK - 1,), (BLOCK,), (BLOCK + 1,)],
     "odd and larger": [(100003,), (3, 5, 7)],
+    "more blocks than lanes": [(3,), (65 * BLOCK + 5,)],
     "many": [(1 + 37 * i % 101,) for i in range(60)] + [(70, 70), (0, 3)],
 }
 MASKS = {

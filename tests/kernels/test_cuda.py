@@ -21,6 +21,7 @@ import pytest
 import torch
 from helpers import cuda_on_cpu
 from helpers.cases import more
+from helpers.sums import LENGTHS, in_lanes, numbers_to_add
 
 from onebit.kernels import torch_ops
 from onebit.layout import BLOCK, Layout
@@ -206,6 +207,18 @@ def test_a_gpu_gives_the_bits_of_their_definition():
             check_gpu.outcome(case, torch_ops, CPU),
             check_gpu.outcome(case, kernels, torch.device("cuda", 0)),
         ), check_gpu.described(case)
+
+
+@needs_compiler
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_blocks_of_a_group_are_added_in_lanes(kernels, lengths):
+    """Up to more of them than a thread loads at the same time."""
+    numbers, sums = numbers_to_add(sum(lengths)), torch.empty(len(lengths), dtype=torch.float64)
+    ends = torch.tensor(lengths).cumsum(0)
+    ranges = torch.stack([ends - torch.tensor(lengths), ends], dim=1)
+    arguments = numbers, ranges, torch.tensor(lengths), len(lengths), sums
+    kernels._launch("sum_groups", torch.float32, 1, *arguments)
+    assert sums.tolist() == [in_lanes(run.tolist()) for run in numbers.split(lengths)]
 
 
 @needs_compiler

@@ -164,10 +164,7 @@ def _compensate(kernel, partition, source, compensated, scales, out):
     groups, pieces = len(partition.lengths), partition.piece_groups.numel()
     rows, columns = partition.piece_groups.shape
     payload = torch.empty(
-        rows,
-        partition.row_elements // 8 + columns * out.element_size(),
-        dtype=torch.uint8,
-        device=device,
+        rows, partition.row_bytes(1, dtype.itemsize), dtype=torch.uint8, device=device
     )
     sums = torch.empty(len(partition.blocks), dtype=torch.float64, device=device)
     ranges = torch.empty(groups, 2, dtype=torch.int64, device=device)

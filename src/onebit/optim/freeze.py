@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # Learning rates. A step of Adam's own is at most (1 - beta1) / sqrt(1 - beta2) of them, which is
 # 3.2 at its defaults (Kingma and Ba, section 2.1).
 LARGEST_STEP = 100
+# rows of ALIGNMENT elements that are looked at together: a whole vector's intermediate results
+# would take several times its memory
+PIECE = 2**12
 
 
 class Policy:
@@ -183,18 +186,24 @@ def raise_to_floor(bucket: "Bucket", fraction: float) -> None:
     """v <- max(v, fraction * mean of its tensor), in place."""
     means = bucket.tensor_sums(bucket.variance) / _numels(bucket)
     floor = per_block((fraction * means).to(bucket.dtype), bucket.layout.lengths)
-    raised = torch.maximum(bucket.variance.view(-1, ALIGNMENT), floor).flatten()
-    bucket.variance.copy_(torch.where(bucket.layout.real, raised, 0))
+    rows = bucket.variance.view(-1, ALIGNMENT)
+    torch.maximum(rows, floor, out=rows)
+    bucket.variance.masked_fill_(~bucket.layout.real, 0)
 
 
 def large_steps(bucket: "Bucket", eps: float, correction: float = 1.0) -> int:
     """How many active coordinates a compressed momentum moves by more than LARGEST_STEP learning
     rates, under v / correction."""
     scales = (bucket.tensor_sums(bucket.momentum, square=True) / _numels(bucket)).sqrt()
-    moves = per_block(scales, bucket.layout.lengths) / (
-        (bucket.variance.view(-1, ALIGNMENT) / correction).sqrt() + eps
+    rows = (
+        per_block(scales, bucket.layout.lengths),
+        bucket.variance.view(-1, ALIGNMENT),
+        bucket.partition.active.view(-1, ALIGNMENT),
     )
-    return int(((moves > LARGEST_STEP) & bucket.partition.active.view(-1, ALIGNMENT)).sum())
+    return sum(
+        int(((scale / ((v / correction).sqrt() + eps) > LARGEST_STEP) & active).sum())
+        for scale, v, active in zip(*(x.split(PIECE) for x in rows))
+    )
 
 
 def small_variance(large: int) -> str:

@@ -138,7 +138,7 @@ class OneBitAdam(DistributedAdam):
         """Line 2: v_{T_w}. All of it is computed from state that all ranks share, and the ranks
         make sure that it is the same."""
         run = self._run
-        if not all(torch.isfinite(bucket.variance).all() for bucket in self._compressed):
+        if not all(bucket.variance.max().isfinite() for bucket in self._compressed):
             raise RuntimeError(
                 "the variance has overflowed: a gradient was too large to be squared. Set "
                 "max_grad_norm, or lower the learning rate"

@@ -130,9 +130,8 @@ def _write_back(parameters, values):
 def _compress(loop, task, compensated, scales, out):
     partition, dtype = task.partition, compensated.dtype
     rows, pieces = partition.piece_lengths.shape
-    payload = torch.empty(
-        rows, partition.row_elements // 8 + pieces * dtype.itemsize, dtype=torch.uint8
-    )
+    payload = torch.empty(rows, partition.row_bytes(1, dtype.itemsize), dtype=torch.uint8)
+    payload[:, partition.row_elements // 8 + pieces * dtype.itemsize :] = 0
     new_scales = torch.empty_like(scales)
     task.message("outgoing", payload)
     task.set(

@@ -348,20 +348,35 @@ def adam_blocks(T, task, block, b, padded, ones):
 
 
 @inner
+def sum_in_lanes(numbers, count):
+    """The sum of float64 numbers at an address, in the order of `torch_ops`."""
+    lanes, width = np.zeros(LANES), LANES
+    for i in range(count):
+        lanes[i % LANES] += pointer(np.float64, numbers)[i]
+    while width > 1:
+        width //= 2
+        for j in range(width):
+            lanes[j] += lanes[j + width]
+    return lanes[0]
+
+
+@inner
 def group_sums(task):
-    """float64 [groups] from the blocks' sums."""
-    sums = np.zeros(task.group_count)
-    for b in range(task.block_count):
-        sums[record(ROW, task.blocks + b * ROW_BYTES).group] += pointer(np.float64, task.sums)[b]
+    """float64 [groups] from the blocks' sums. The blocks of a group are neighbours."""
+    sums, b = np.zeros(task.group_count), 0
+    while b < task.block_count:
+        first, group = b, record(ROW, task.blocks + b * ROW_BYTES).group
+        while b < task.block_count and record(ROW, task.blocks + b * ROW_BYTES).group == group:
+            b += 1
+        sums[group] = sum_in_lanes(task.sums + first * size_of(np.float64), b - first)
     return sums
 
 
 @inner
 def finish_measure(task):
     """The squared norm, and the number of masked elements that are not zero."""
-    square, late, sums = 0.0, 0, group_sums(task)
-    for group in range(task.group_count):
-        square += sums[group]
+    late, sums = 0, group_sums(task)
+    square = sum_in_lanes(address_of(sums), task.group_count)
     for b in range(task.block_count):
         late += pointer(np.int64, task.late)[b]
     totals = pointer(np.float64, task.totals)
