@@ -7,6 +7,7 @@ they did in the folder.
 
 import ctypes
 import importlib.util
+import math
 import os
 import re
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 import torch
 from helpers import cuda_on_cpu
 from helpers.cases import more
+from helpers.kernel_steps import assert_bounded_by_hand
 from helpers.sums import LENGTHS, in_lanes, numbers_to_add
 
 from onebit.kernels import torch_ops
@@ -56,6 +58,7 @@ FAULTS = {
         "if (thread.half == 1) right",
         "if (thread.half == 1 && thread.bit == 7) return sum; right",
     ),
+    "moves below the limit are not bounded": ("move < -moves.limit", "false"),
     "the next rank's share": (
         "__shfl_sync(ALL, mine, rank - first)",
         "__shfl_sync(ALL, mine, rank - first + 1)",
@@ -255,8 +258,15 @@ def test_a_tensors_neighbours_in_memory_are_neither_read_nor_written(kernels, dt
     assert kernels.measure(worker, [x]).tolist() == [400.0, 0.0]
     payload, scales = kernels.compress(worker, torch_ops.Terms([x], [1.0]), c, torch.zeros(2), c)
     assert scales.tolist() == [2.0, 0.0]
-    kernels.update(worker, [x], torch.ones(layout.size), payload, [1.0], [0.5], [0.0])
+    numbers = [1.0], [0.5], [0.0], [math.inf]
+    kernels.update(worker, [x], torch.ones(layout.size), payload, *numbers)
     assert x.eq(1).all() and guarded[:101].isnan().all() and guarded[201:].isnan().all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_move_beyond_the_limit_is_brought_to_it_and_counted(kernels, dtype):
+    assert_bounded_by_hand(kernels, dtype)
 
 
 @needs_compiler
@@ -266,9 +276,8 @@ def test_an_update_counts_as_a_change_for_autograd(kernels):
     payload = torch_ops.join_payload(
         worker, torch.zeros(layout.size // 8, dtype=torch.uint8), torch.ones(3)
     )
-    kernels.update(
-        worker, parameters, torch.ones(layout.size), payload, [1.0] * 2, [0.5] * 2, [0.0] * 2
-    )
+    numbers = [[number] * 2 for number in (1.0, 0.5, 0.0, math.inf)]
+    kernels.update(worker, parameters, torch.ones(layout.size), payload, *numbers)
     assert all(x.eq(1.5).all() and x._version > 0 for x in parameters)
 
 
@@ -395,8 +404,9 @@ def test_check_gpu_tells_a_wrong_result():
 
         @staticmethod
         def update(partition, parameters, *args):
-            torch_ops.update(partition, parameters, *args)
+            bounded = torch_ops.update(partition, parameters, *args)
             parameters[0][0] += 1e-3
+            return bounded
 
     cases = [Case(shapes=((70,), (3,)), types=(torch.float32,))]
     assert [right for _, _, right in check_gpu.check_results(torch_ops, [CPU], cases)] == [True]

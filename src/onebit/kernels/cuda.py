@@ -98,9 +98,12 @@ def update(
     decays: Numbers,
     steps: Numbers,
     epsilons: Numbers,
-) -> None:
+    limits: Numbers,
+) -> Tensor:
     """See `torch_ops.update`."""
-    table, tensors = _table(parameters, variance.dtype, variance.device, decays, steps, epsilons)
+    numbers = decays, steps, epsilons, limits
+    table, tensors = _table(parameters, variance.dtype, variance.device, *numbers)
+    bounded = torch.zeros((), dtype=torch.int64, device=variance.device)
     _launch(
         "update",
         variance.dtype,
@@ -109,8 +112,10 @@ def update(
         table,
         _aligned(momentum),
         variance,
+        bounded,
     )
     _write_back(parameters, tensors)
+    return bounded
 
 
 def adam(

@@ -127,7 +127,8 @@ struct Thread {
 // ---- sums
 
 // Adds the threads of a warp as a tree. Its first thread gets the result.
-inline double over_warp(double sum)
+template <class T>
+inline T over_warp(T sum)
 {
     for (int distance = WARP / 2; distance; distance /= 2) sum += __shfl_down_sync(ALL, sum, distance);
     return sum;
@@ -348,10 +349,20 @@ average(const Block* blocks, Int count, const unsigned char* mask, Int row_eleme
 
 // ---- update
 
-// x <- decay x - move / (sqrt(v) + eps), where move = +-size, or 0 where not active.
+// What a tensor has of its own, in cuda.py's order.
+struct Moves {
+    REAL decay, step, eps, limit;
+
+    explicit Moves(const double (&n)[8]) : decay(n[0]), step(n[1]), eps(n[2]), limit(n[3]) {}
+};
+
+// x <- decay x - move, where move = +-size / (sqrt(v) + eps) within +-limit, or 0 where not active.
+// Adds to `bounded` the number of moves that were beyond. NaN is not beyond, and stays.
 template <class X>
-inline void move_team(const Thread& thread, X* x, const REAL* variance, const Word* signs, REAL decay, REAL size, REAL eps)
+inline void move_team(const Thread& thread, X* x, const REAL* variance, const Word* signs, REAL size, const Moves& moves,
+                      unsigned long long* bounded)
 {
+    int beyond = 0;
     variance += thread.first(), x += thread.first_in_group();
     for (int row = 0; row < thread.rows; row += DEPTH) {
         REAL v[DEPTH];
@@ -367,24 +378,30 @@ inline void move_team(const Thread& thread, X* x, const REAL* variance, const Wo
         #pragma unroll
         for (int i = 0; i < DEPTH; i++) {
             REAL move = thread.has(words[i]) ? size : -size;
-            move = move == 0 || !thread.has(active[i]) ? 0 : move / (root(v[i]) + eps);  // not 0 / 0 where v and eps are 0
-            if (thread.is_real(row + i)) narrow(REAL(widen(before[i])) * decay - move, x[(row + i) * LANES]);
+            move = move == 0 || !thread.has(active[i]) ? 0 : move / (root(v[i]) + moves.eps);  // not 0 / 0 where v and eps are 0
+            bool over = move > moves.limit, under = move < -moves.limit;
+            move = over ? moves.limit : under ? -moves.limit : move;
+            if (!thread.is_real(row + i)) continue;
+            beyond += over || under;
+            narrow(REAL(widen(before[i])) * moves.decay - move, x[(row + i) * LANES]);
         }
     }
+    beyond = over_warp(beyond);
+    if (beyond && thread.bit == 0) atomicAdd(bounded, static_cast<unsigned long long>(beyond));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 update(const Block* blocks, Int count, const unsigned char* mask, Int row_elements, Int pieces, const Tensor* tensors,
-       unsigned char* momentum, const REAL* variance)
+       unsigned char* momentum, const REAL* variance, unsigned long long* bounded)
 {
     Thread thread(blocks, count, mask);
     if (!thread.rows) return;
     Message received{momentum, row_elements, pieces};
     const Tensor& tensor = tensors[thread.block.group];
-    REAL decay = REAL(tensor.numbers[0]), step = REAL(tensor.numbers[1]), eps = REAL(tensor.numbers[2]);
-    REAL size = *received.scale(thread.block.piece) * step;
+    Moves moves(tensor.numbers);
+    REAL size = *received.scale(thread.block.piece) * moves.step;
     in_its_type(tensor, [&](auto* x) {
-        if (x) move_team(thread, x, variance, received.signs(thread.block, thread.half), decay, size, eps);
+        if (x) move_team(thread, x, variance, received.signs(thread.block, thread.half), size, moves, bounded);
     });
 }
 

@@ -11,6 +11,7 @@ one after another; then the left half of the lanes is added to the right half un
 are added the elements of a block, the blocks of a group and, in `measure`, the groups.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -250,17 +251,22 @@ def update(
     decays: Numbers,
     steps: Numbers,
     epsilons: Numbers,
-) -> None:
-    """x <- decay x - (step m) / (sqrt(v) + eps), where active; x <- decay x elsewhere. In place.
+    limits: Numbers,
+) -> Tensor:
+    """x <- decay x - move, in place, where move = (step m) / (sqrt(v) + eps) within +-limit.
+
+    The move is 0 where not active. One that is NaN stays NaN.
 
     Args:
         parameters: x of each tensor, rounded once at the end; None is left alone.
         variance: v, T [n].
         momentum: m as a payload, uint8 [rows, row_bytes].
-        decays, steps, epsilons: one for each tensor.
+        decays, steps, epsilons, limits: one for each tensor; infinity: no limit.
+
+    Returns the number of elements whose move was beyond the limit, int64 [].
     """
     moves = decode(partition, momentum, variance.dtype, [*steps, 0.0])
-    apply_moves(partition, parameters, variance, moves, decays, epsilons)
+    return apply_moves(partition, parameters, variance, moves, decays, epsilons, limits)
 
 
 def apply_moves(
@@ -270,13 +276,33 @@ def apply_moves(
     moves: Tensor,
     decays: Numbers,
     epsilons: Numbers,
-) -> None:
-    """x <- decay x - move / (sqrt(v) + eps), in place, with the moves T [n]."""
-    for x, at, decay, eps in zip(parameters, _slices(partition, parameters), decays, epsilons):
+    limits: Numbers | None = None,
+) -> Tensor:
+    """x <- decay x - move / (sqrt(v) + eps), in place, with the moves T [n].
+
+    What is subtracted is within +-limit; None: no limits. Returns the number of elements for which
+    it would have been beyond, int64 [].
+    """
+    bounded = torch.zeros((), dtype=torch.int64, device=moves.device)
+    for i, (x, at) in enumerate(zip(parameters, _slices(partition, parameters))):
         if x is not None:
-            move = moves[at] / (square_root(variance[at]) + eps)
-            move = torch.where(moves[at] == 0, 0, move).view(x.shape)  # 0 / 0 where v and eps are 0
-            x.copy_(x.to(variance.dtype) * decay - move)
+            move = moves[at] / (square_root(variance[at]) + epsilons[i])
+            move.masked_fill_(moves[at] == 0, 0)  # 0 / 0 where v and eps are 0
+            if limits is not None and limits[i] < math.inf:
+                bounded += bound(move, limits[i])
+            x.copy_(x.to(variance.dtype) * decays[i] - move.view(x.shape))
+    return bounded
+
+
+def bound(move: Tensor, limit: float | Tensor) -> Tensor:
+    """Bring T [...] into +-limit, in place, except for NaN.
+
+    Returns the number of elements that were beyond, int64 [].
+    """
+    limit = torch.as_tensor(limit, dtype=move.dtype, device=move.device)
+    beyond = torch.count_nonzero(move.abs() > limit)
+    move.clamp_(-limit, limit)
+    return beyond
 
 
 def adam(
@@ -423,8 +449,11 @@ def zero_one_apply(
     spans: Sequence[tuple[slice, float]],
     decays: Numbers,
     epsilons: Numbers,
-) -> None:
-    """x <- decay x - rate direction / (root sqrt(v) + eps), in place.
+    limits: Numbers | None = None,
+) -> Tensor:
+    """x <- decay x - rate direction / (root sqrt(v) + eps), in place, the latter within +-limit.
+
+    Returns the number of elements that would have moved further, int64 [].
 
     Args:
         parameters: for each tensor x, of any floating dtype, rounded once at the end; or None, to
@@ -432,8 +461,9 @@ def zero_one_apply(
         variance, direction: T [n].
         spans: [(slice of the vectors, rate / root), ...].
         decays: for each tensor its decay. epsilons: for each tensor eps / root.
+        limits: for each tensor its limit; None: there is none.
     """
     moves = direction.clone()
     for span, rate in spans:
         moves[span] *= rate
-    apply_moves(partition, parameters, variance, moves, decays, epsilons)
+    return apply_moves(partition, parameters, variance, moves, decays, epsilons, limits)

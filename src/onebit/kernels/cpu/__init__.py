@@ -79,15 +79,18 @@ def update(
     decays: Numbers,
     steps: Numbers,
     epsilons: Numbers,
-) -> None:
+    limits: Numbers,
+) -> Tensor:
     """See `torch_ops.update`."""
     task = _Task(partition, variance.dtype)
     values = task.tensors(parameters)
-    task.numbers(decays=decays, steps=steps, epsilons=epsilons)
+    task.numbers(decays=decays, steps=steps, epsilons=epsilons, limits=limits)
     task.message("incoming", momentum)
-    task.set(vector=variance)
+    bounded = torch.zeros(len(partition.blocks), dtype=torch.int64)
+    task.set(vector=variance, bounded=bounded)
     task.run(cpu_loops.update)
     _write_back(parameters, values)
+    return bounded.sum()
 
 
 def adam(
