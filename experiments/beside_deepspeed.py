@@ -7,7 +7,8 @@
 DeepSpeed 0.19.6 is the last release with OneBitAdam, ZeroOneAdam and OneBitLamb. It is installed
 into a folder of its own (scripts/install_deepspeed.py). Its three optimizers run on a CPU once its
 "compressed" transport has a bit packer, which only Intel's GPUs had, and torch's old signatures
-add_(number, tensor) and addcmul_(number, tensor, tensor) are there again.
+add_(number, tensor) and addcmul_(number, tensor, tensor) are there again. Gloo, too, wants the
+scales as vectors of one element.
 
 Curves: two gloo ranks in DeepSpeed's engine; an MLP predicts the next character of Python's
 documentation from the last 16. The configuration of both is the same file: the old optimizer is
@@ -35,9 +36,11 @@ from pydoc_data.topics import topics
 import numpy as np
 import pandas as pd
 
-from onebit.lab.claims.judge import mean_interval, show, table
+from onebit.lab.claims.judge import table
+from onebit.lab.claims.statistics import mean_interval
 from onebit.lab.report import figure as figures
 from onebit.lab.runs import measurements as measured
+from onebit.lab.runs.load import RESULTS
 
 NAME = "beside_deepspeed"
 TIMES = "beside_deepspeed_times"
@@ -72,6 +75,7 @@ def configuration(kind):
     return {
         "train_micro_batch_size_per_gpu": BATCH,
         "steps_per_print": 10**9,
+        "gradient_clipping": 0.0,  # the old ones clip each rank by itself after the freeze
         "optimizer": {"type": kind, "params": params | KINDS[kind][1]},
     }
 
@@ -99,7 +103,7 @@ class Packer:
 
 
 def mend():
-    """Give DeepSpeed the packer, and torch the two signatures that it had before 1.5."""
+    """Give DeepSpeed the packer and a gather that gloo takes, and torch its two old signatures."""
     import deepspeed
     import torch
 
@@ -116,6 +120,12 @@ def mend():
         return addcmul(self, first, *rest, **named)
 
     torch.Tensor.add_, torch.Tensor.addcmul_ = add_, addcmul_
+    all_gather = deepspeed.comm.all_gather
+
+    def gather_at_least_1d(rows, tensor, **named):
+        return all_gather(rows, torch.atleast_1d(tensor), **named)
+
+    deepspeed.comm.all_gather = gather_at_least_1d  # gloo refuses a scale without dimension
 
 
 def text():
@@ -319,7 +329,7 @@ def judge(rows):
         lines.append(
             [
                 f"{name}: final loss, onebit / old",
-                show(ratio, ".4f"),
+                ratio.shown(".4f"),
                 "below 1.03",
                 ratio.high < 1.03,
             ]
@@ -343,7 +353,7 @@ def judge_times(times):
         old = times[(times.side == "old") & (times.optimizer == row.optimizer) & (times.n == row.n)]
         lines.append(
             [
-                f"{KINDS[row.optimizer][0]}, {row.n / 2**20:.0f}M elements: ms a step, old and onebit",
+                f"{KINDS[row.optimizer][0]}, {row.n / 2**20:.0f}M elements: ms, old and onebit",
                 f"{old.median_ms.item():.1f} and {row.median_ms:.1f}: {row.ratio:.3f} "
                 f"[{row.ratio_low:.3f}, {row.ratio_high:.3f}]",
                 "below 1",
@@ -354,7 +364,7 @@ def judge_times(times):
 
 
 def draw(rows):
-    drawing, axes = figures.figure(len(KINDS))
+    drawing, axes = figures.canvas(len(KINDS), len(KINDS))
     for panel, (kind, (name, _)) in zip(axes, KINDS.items()):
         for side, (label, colour, line) in SIDES.items():
             chosen = rows[(rows.optimizer == kind) & (rows.side == side)].groupby("step").loss
@@ -370,8 +380,8 @@ def draw(rows):
 def caption(rows, record):
     return (
         f"DeepSpeed 0.19.6's optimizers and onebit's in the same engine, {RANKS} gloo ranks, "
-        f"{rows.seed.nunique()} seeds (line: mean; band: smallest and largest). An MLP predicts the "
-        "next character of Python's documentation; the configuration of both is the same. The "
+        f"{rows.seed.nunique()} seeds (line: mean; band: smallest and largest). An MLP predicts "
+        "the next character of Python's documentation; the configuration of both is the same. The "
         f"dotted line is the freeze step, {WARMUP}. Commit {record['commit'][:10]}."
     )
 
@@ -390,7 +400,7 @@ def main():
     parser.add_argument("--times", action="store_true", help="time the steps instead of training")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     options = parser.parse_args()
-    root = options.results or measured.RESULTS / ("live" if options.quick else "")
+    root = options.results or RESULTS / ("live" if options.quick else "")
     config = {"optimizers": {kind: configuration(kind) for kind in KINDS}, "ranks": RANKS}
     if options.measure and options.times:
         size = {"sizes": [2**12] if options.quick else SIZES, "rounds": 3 if options.quick else 15}

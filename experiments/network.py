@@ -9,7 +9,6 @@ measured, so a sweep that was stopped goes on where it was; --fresh starts anew.
 """
 
 import argparse
-from dataclasses import asdict
 from itertools import product
 
 import pandas as pd
@@ -23,7 +22,6 @@ from onebit.lab.report import figure as figures
 from onebit.lab.runs import measurements
 from onebit.lab.runs.measurements import positive
 
-NAME = "network"
 RATES = (UNLIMITED, 10000.0, 3000.0, 1000.0, 500.0, 200.0, 100.0, 50.0)  # the quickest first
 LABELS = {
     "compressed": "1-bit exchange",
@@ -35,7 +33,11 @@ LABELS = {
     "ddp_fp16": "DDP, fp16 hook",
     "ddp_powersgd": "DDP, PowerSGD hook",
 }
+RIVALS = {"all_reduce": "all_reduce", "ddp_adam": "DDP with Adam"}
 UNLIMITED_AT = 3e4  # Mbit/s, where the figure shows what has no limit
+
+
+# ---- measuring
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
@@ -49,32 +51,35 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 
 def measure(options: argparse.Namespace) -> list[dict]:
-    """The rows of the CSV: the cases that it lacks are measured, and it is written after each."""
+    """Measure the cases that the CSV lacks, and write it after each."""
     sizes = Sizes(options.elements, tuple(options.model), options.rounds)
-    config = asdict(sizes)
+    config = {name: getattr(options, name) for name in RECORDED}
     rows = rows_so_far(options, config)
     wanted = [case for case in cases(options) if not sweep.is_measured(case, rows)]
     for i, case in enumerate(wanted, 1):
         rows += sweep.measure_case(case, sizes)
-        facts = SpeedMeasurement.facts
-        measurements.write(options.results, "speed", NAME, rows, config, **facts)
-        told = ", ".join(f"{k}: {v}" for k, v in asdict(case).items())
-        print(f"{i} of {len(wanted)} measured: {told}", flush=True)
+        facts = MEASUREMENT.facts
+        measurements.write(options.results, "speed", MEASUREMENT.name, rows, config, **facts)
+        print(f"{i} of {len(wanted)} measured: {case}", flush=True)
     return rows
 
 
 def rows_so_far(options: argparse.Namespace, config: dict) -> list[dict]:
-    """Those of an earlier call with the same sizes; ValueError if it had others."""
-    try:
-        rows, facts = measurements.read(options.results, "speed", NAME)
-    except FileNotFoundError:
-        return []
+    """Those of an earlier call with the same sizes; RuntimeError if it had others."""
     if options.fresh:
         return []
-    before = {name: tuple(v) if isinstance(v, list) else v for name, v in facts["config"].items()}
-    if before != config:
-        raise ValueError(f"the CSV was measured with {before}, not {config}: use these or --fresh")
+    try:
+        rows, facts = measurements.read(options.results, "speed", MEASUREMENT.name)
+    except FileNotFoundError:
+        return []
+    now = {name: list(v) if isinstance(v, tuple) else v for name, v in config.items()}
+    if facts["config"] != now:
+        before = facts["config"]
+        raise RuntimeError(f"the CSV was measured with {before}, not {now}: use these, or --fresh")
     return rows.to_dict("records")
+
+
+# ---- the figure
 
 
 def plot(rows: pd.DataFrame) -> figures.Drawing:
@@ -82,43 +87,40 @@ def plot(rows: pd.DataFrame) -> figures.Drawing:
     groups = list(rows.groupby(["part", "hosts"]))
     drawing, panels = figures.canvas(len(groups))
     for axes, ((part, hosts), chosen) in zip(panels, groups, strict=True):
-        rival = contenders.RIVALS[part]
-        for look, (name, backend) in enumerate(product(LABELS, sorted(set(chosen.backend)))):
-            curve = chosen[(chosen.contender == name) & (chosen.backend == backend)]
-            if len(curve):
-                draw(axes, curve, look % len(LOOKS), f"{LABELS[name]}, {backend}")
+        for look, name in enumerate(name for name in LABELS if name in set(chosen.contender)):
+            for backend, curve in chosen[chosen.contender == name].groupby("backend"):
+                draw(axes, curve, (look + 3 * (backend == "mpi")) % len(LOOKS), backend)
         axes.axhline(1.0, color="0.4", linewidth=0.8)
         axes.set(
             title=f"{part}, {hosts} hosts",
-            xlabel="Mbit/s (log scale; at the right: no limit)",
-            ylabel=f"time of {rival} / time",
+            xlabel="Mbit/s (log scale; rightmost: no limit)",
+            ylabel=f"time of {RIVALS[contenders.RIVALS[part]]} / time",
             xscale="log",
             yscale="log",
         )
-        axes.legend(fontsize=6)
+    figures.legend(drawing)
     return drawing
 
 
-def draw(axes: Axes, rows: pd.DataFrame, look: int, label: str) -> None:
-    """How many times as fast as the rival, with its spread."""
+def draw(axes: Axes, rows: pd.DataFrame, look: int, backend: str) -> None:
+    """One contender's gain against the rate."""
     rows = rows.assign(x=rows.rate_mbit.replace(UNLIMITED, UNLIMITED_AT)).sort_values("x")
     colour, line, marker = LOOKS[look]
-    gain = 1 / rows.ratio
-    axes.plot(rows.x, gain, color=colour, linestyle=line, marker=marker, markersize=4, label=label)
-    axes.fill_between(
-        rows.x, 1 / rows.ratio_high, 1 / rows.ratio_low, color=colour, alpha=0.2, linewidth=0
-    )
+    style = {"color": colour, "linestyle": line, "marker": marker, "markersize": 4}
+    axes.plot(rows.x, 1 / rows.ratio, label=f"{LABELS[rows.contender.iloc[0]]}, {backend}", **style)
+    low, high = 1 / rows.ratio_high, 1 / rows.ratio_low
+    axes.fill_between(rows.x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
 def note(rows: pd.DataFrame, facts: dict) -> str:
-    """What the caption says besides how it was measured."""
+    """What the caption says besides."""
     config = facts["config"]
     vocabulary, width, layers, samples, tokens = config["model"]
     return (
         f"Hosts are network namespaces on one machine, {int(rows.per_host.max())} rank on each, "
         "one thread a rank; tc tbf limits what leaves a host, and with more than two hosts what it "
-        f"receives. Exchange: of a vector of {size_text(config['elements'])} float32; the "
-        "rival is the library's own all_reduce, of Open MPI its ring. Training: a BERT of "
+        f"receives. Exchange: of a vector of {size_text(config['elements'])} float32; the rival is "
+        "the library's own all_reduce, of Open MPI its ring. Training: a BERT of "
         f"{layers} layers, width {width}, vocabulary {vocabulary}, {samples} x {tokens} tokens a "
         "rank and step; the rival is DistributedDataParallel with fused Adam. 0/1 Adam and local "
         f"Adam exchange every {contenders.PERIOD} steps. Bytes are checked at the interfaces."
@@ -126,27 +128,23 @@ def note(rows: pd.DataFrame, facts: dict) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which cases are measured, and their sizes."""
+    """The clusters, what is exchanged and what is trained."""
+    add, whole = parser.add_argument, positive(int)
     parser.set_defaults(rounds=5)
-    add = parser.add_argument
     add("--parts", nargs="+", choices=contenders.RIVALS, default=list(contenders.RIVALS))
     add("--backends", nargs="+", choices=("gloo", "mpi"), default=["gloo", "mpi"])
-    add("--hosts", type=positive(int), nargs="+", default=[2, 4])
-    add("--per-host", type=positive(int), default=1, help="ranks on a host")
+    add("--hosts", type=whole, nargs="+", default=[2, 4])
+    add("--per-host", type=whole, default=1, help="ranks on a host")
     add("--rates", type=float, nargs="+", default=RATES, help="Mbit/s; 0: no limit")
-    add("--elements", type=positive(int), default=16 * M, help="of the exchanged vector")
-    add(
-        "--model",
-        type=positive(int),
-        nargs=5,
-        default=(8192, 256, 4, 8, 64),
-        metavar=("VOCABULARY", "WIDTH", "LAYERS", "SAMPLES", "TOKENS"),
-    )
+    add("--elements", type=whole, default=16 * M, help="of the exchanged vector")
+    model = ("VOCABULARY", "WIDTH", "LAYERS", "SAMPLES", "TOKENS")
+    add("--model", type=whole, nargs=5, default=(8192, 256, 4, 8, 64), metavar=model)
     add("--fresh", action="store_true", help="measure everything anew")
 
 
+RECORDED = ("elements", "model", "rounds", "seed")
 MEASUREMENT = SpeedMeasurement(
-    name=NAME,
+    name="network",
     description=__doc__,
     add_options=add_options,
     quick={
@@ -156,7 +154,7 @@ MEASUREMENT = SpeedMeasurement(
         "rates": (1000.0, 0.0),
         "hosts": [2],
     },
-    recorded=("elements", "model", "rounds"),
+    recorded=RECORDED,
     measure=measure,
     plot=plot,
     note=note,

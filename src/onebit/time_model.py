@@ -54,7 +54,7 @@ class Cluster:
     inside: Link
     between: Link
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.nodes < 1 or self.per_node < 1:
             raise ValueError(
                 f"a cluster has at least one node and one rank in it, not {self.nodes} and "
@@ -204,7 +204,7 @@ def onebit(warmup: float) -> Method:
     return (warm, Stage(1 - warmup, dense=False, compressed=True))
 
 
-def zero_one(steps: int, variance_freeze_step: int, **options) -> Method:
+def zero_one(steps: int, variance_freeze_step: int, **options: int) -> Method:
     """0/1 Adam over `steps` steps; options as those of `onebit.ZeroOneAdam`.
 
     A step that updates the variance averages the gradients without compression and syncs; of the

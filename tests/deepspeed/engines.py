@@ -43,11 +43,12 @@ class Engines:
         return self
 
     def __exit__(self, *exception):
+        self._process.kill()
+        self._process.wait()
         self._process.stdin.close()
-        self._process.wait(30)
         self._process.stdout.close()
 
-    def __call__(self, ranks, function, *args, timeout=60):
+    def __call__(self, ranks, function, *args, timeout=240):
         """The results by rank. The first error of any rank is raised here, with its traceback."""
         job = (ranks, function.__module__, function.__name__, args, timeout)
         try:
@@ -61,6 +62,15 @@ class Engines:
         if errors:
             raise errors[0]
         return [result for result, _ in outcomes]
+
+
+def load_kernels():
+    """Take steps of one rank, so that no rank has to load the compiled kernels by itself."""
+    import runs
+
+    optimizer = runs.single_optimizer()
+    for _ in range(3):
+        optimizer.step()
 
 
 def serve(jobs, answers):
@@ -144,4 +154,5 @@ if __name__ == "__main__":
     for slow in ("torch._dynamo", "onebit", "runs"):  # what the ranks will need
         importlib.import_module(slow)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo's own, not a C++ build
+    load_kernels()
     serve(sys.stdin.buffer, answers)

@@ -51,7 +51,7 @@ class GlooRanks:
                 rank = waiting.pop(pipe)
                 try:
                     found[rank] = pipe.recv_bytes()
-                except EOFError:
+                except (EOFError, ConnectionError):
                     failed = True  # the process has ended without an answer
                 else:
                     failed = failed or has_failed(found[rank])

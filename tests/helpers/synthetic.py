@@ -10,6 +10,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from onebit.lab.config import composed
+from onebit.lab.report.artifact import overrides_of
 
 STEPS, WARMUP, WINDOW = 200, 40, 10
 
@@ -76,7 +77,8 @@ def evaluation(optimizer, seed, accuracy, steps=STEPS):
 @cache
 def config(optimizer, experiment="figure_04"):
     """The configuration of a run at profile laptop."""
-    options = [f"experiment={experiment}", "profile=laptop", f"optimizer={optimizer}", "workers=4"]
+    chosen = overrides_of(optimizer)
+    options = [f"experiment={experiment}", "profile=laptop", *chosen, "workers=4"]
     return OmegaConf.to_container(composed(options), resolve=True)
 
 

@@ -39,15 +39,17 @@ def namespaces():
 
 # every rank sends to the next one, and receives from the one before
 AROUND = """
-import os, socket, sys, threading, time
+import os, socket, struct, sys, threading, time
 rank, size, nbytes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(sys.argv[1])
 subnet = os.environ["MASTER_ADDR"].rpartition(".")[0]
 server = socket.create_server((f"{subnet}.{rank + 1}", 29000))
 def receive():
     left = nbytes
     connection = server.accept()[0]
+    begin = struct.unpack("d", connection.recv(8, socket.MSG_WAITALL))[0]
     while left:
         left -= len(connection.recv(min(left, 2**16)))
+    open(f"{sys.argv[2]}/{rank}", "w").write(str(time.monotonic() - begin))
 thread = threading.Thread(target=receive)
 thread.start()
 while True:
@@ -56,10 +58,8 @@ while True:
         break
     except OSError:
         time.sleep(0.05)
-start = time.monotonic()
-connection.sendall(bytes(nbytes))
+connection.sendall(struct.pack("d", time.monotonic()) + bytes(nbytes))
 thread.join()
-open(f"{sys.argv[2]}/{rank}", "w").write(str(time.monotonic() - start))
 """
 
 
@@ -68,12 +68,12 @@ def test_every_host_of_a_cluster_reaches_the_others_at_no_more_than_its_rate(tmp
     nbytes = 1_000_000
     with network.cluster(hosts=3, rate_mbit=50) as hosts:
         before = hosts.sent()
-        hosts.run([sys.executable, "-c", AROUND, str(nbytes), str(tmp_path)], timeout=60)
+        hosts.run([sys.executable, "-c", AROUND, str(nbytes), str(tmp_path)], timeout=240)
         sent = network.require_carried(hosts, before, nbytes)
     assert all(nbytes < count < 1.2 * nbytes for count in sent)
     for rank in range(3):
         seconds = float((tmp_path / str(rank)).read_text())
-        # the switch has a bucket of its own
+        # since the sender began; the switch has a bucket of its own
         assert seconds >= network.least_seconds(nbytes - network.burst(50), 50)
 
 
@@ -94,7 +94,7 @@ def test_open_mpi_runs_a_rank_on_each_host():
         "assert len(set(names)) == 2, names\n"
     )
     with network.link(1000) as hosts:
-        hosts.run_mpi([sys.executable, "-c", script], timeout=60)
+        hosts.run_mpi([sys.executable, "-c", script], timeout=240)
 
 
 LEFT = """
@@ -124,7 +124,7 @@ def test_after_kill_9_the_ranks_end_and_the_next_cluster_removes_what_is_left():
 
 
 def wait_for_end(pid):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while os.path.exists(f"/proc/{pid}") and is_alive(pid):
         assert time.monotonic() < deadline, f"rank {pid} still runs"
         time.sleep(0.05)
@@ -162,7 +162,7 @@ def test_a_signal_removes_the_cluster(number):
     )
     assert process.stdout.readline() == "up\n"
     process.send_signal(number)
-    assert process.wait(20) != 0
+    assert process.wait(90) != 0
     assert namespaces() == before
 
 

@@ -16,7 +16,8 @@ from onebit.lab.report.style import LOOKS
 from onebit.lab.runs import load as results
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
-NAMES = [name for name in names() if name.startswith("figure_")]
+# Those that are drawn from runs; the others are the time model's.
+NAMES = [name for name in names() if name.startswith("figure_") and load_artifact(name).optimizers]
 NUMBERED = [
     name for name in NAMES if name.split("_")[1].isdigit()
 ]  # those of the 1-bit Adam paper, whose curves are digitised

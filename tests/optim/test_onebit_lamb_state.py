@@ -182,7 +182,7 @@ def test_distributed_checkpoint_keeps_the_numbers_of_each_tensor():
     for p, q in zip(model.parameters(), other_model.parameters()):
         assert all(
             torch.equal(optimizer.state[p][name], other.state[q][name])
-            for name in (*optimizer.numbers, "exp_avg_sq_fresh")
+            for name in (*optimizer.tensor_scalars, "exp_avg_sq_fresh")
         )
 
 

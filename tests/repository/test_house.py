@@ -146,9 +146,10 @@ MAY_IMPORT = {
     "optim": {"allreduce", "compression", "comm", "kernels", "layout"},
     "parameters": {"comm", "optim"},
     "ddp": {"comm", "optim"},
+    "deepspeed": {"comm", "optim"},
     "time_model": {"layout", "optim"},
     "plan": {"comm", "optim", "time_model"},
-    "__init__": {"comm", "compression", "ddp", "optim", "parameters"},
+    "__init__": {"comm", "compression", "ddp", "deepspeed", "optim", "parameters"},
     "lab": {
         "allreduce",
         "compression",

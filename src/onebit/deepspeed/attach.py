@@ -1,13 +1,19 @@
 """DeepSpeed's engine leaves averaging, clipping and skipping to the optimizer."""
 
+from typing import TYPE_CHECKING
+
 from onebit.deepspeed.checks import check, optimizer_of
+from onebit.deepspeed.clipping import take_over_clipping
 from onebit.deepspeed.each_rank import keep_each_rank
 from onebit.deepspeed.half import is_half, step_in_half
 from onebit.deepspeed.monitor import report
 from onebit.deepspeed.prepare import prepare
 
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
 
-def attach(engine):
+
+def attach(engine: "DeepSpeedEngine") -> "DeepSpeedEngine":
     """Leave averaging and clipping to the engine's optimizer; returns the engine.
 
     Call it once on every rank, right after deepspeed.initialize. From then on
@@ -52,15 +58,6 @@ def stop_averaging(engine) -> None:
     if hasattr(engine, "pipeline_enable_backward_allreduce"):
         engine.pipeline_enable_backward_allreduce = False
     engine.allreduce_gradients = _nothing
-
-
-def take_over_clipping(engine, optimizer) -> None:
-    norm = engine.gradient_clipping()
-    if norm:
-        optimizer.max_grad_norm = norm  # `check` has made sure that it had no other
-    engine.clip_fp32_gradients = _nothing
-    if is_half(engine):
-        engine.optimizer.clip_grad = 0.0
 
 
 def _nothing(*args, **kwargs) -> None:

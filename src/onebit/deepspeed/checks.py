@@ -1,5 +1,7 @@
 """What an engine must be like before `attach` changes anything; every refusal says what to do."""
 
+from typing import Any
+
 import torch.distributed as dist
 
 from onebit.comm import TorchDistributed
@@ -79,24 +81,15 @@ def _check_optimizer(engine, optimizer: Optimizer) -> None:
             "check_finite=False, but half precision needs all ranks to skip a step together: make "
             "the optimizer with check_finite=True"
         )
-    norm, own = engine.gradient_clipping(), optimizer.max_grad_norm
-    if norm and own is not None and own != norm:
+    own = optimizer.max_grad_norm
+    if "gradient_clipping" in engine.config and own not in (None, engine.gradient_clipping()):
         raise ValueError(
-            f"gradient_clipping is {norm} and the optimizer's max_grad_norm {own}: keep one of them"
-        )
-    if (norm or own) and _model_parallel_size(engine) > 1:
-        raise ValueError(
-            "gradient clipping needs the norm over all stages or slices of the model, and each "
-            "optimizer has its own stage only: set gradient_clipping to 0, or train without "
-            "pipeline and model parallelism"
+            f"gradient_clipping is {engine.gradient_clipping()} and the optimizer's max_grad_norm "
+            f"{own}: keep one of them"
         )
 
 
-def _model_parallel_size(engine) -> int:
-    return engine.mpu.get_model_parallel_world_size() if engine.mpu is not None else 1
-
-
-def data_parallel_group(engine):
+def data_parallel_group(engine) -> dist.ProcessGroup | None:
     """The ranks that hold the same parameters as this one; None: all."""
     return engine.mpu.get_data_parallel_group() if engine.mpu is not None else None
 
@@ -139,8 +132,8 @@ def _trained_groups(engine, optimizer: Optimizer) -> list:
 
 def _check_tied_weights(engine, optimizer: Optimizer) -> None:
     """Copies of a tied weight on two stages stay equal only if their averages are exact."""
-    tied = getattr(engine.module, "get_tied_weights_and_groups", list)()
-    tied = {id(weight) for weight, _ in tied}
+    weights: Any = getattr(engine.module, "get_tied_weights_and_groups", list)()
+    tied = {id(weight) for weight, _ in weights}
     pairs = zip(_trained_groups(engine, optimizer), optimizer.param_groups)
     if any(id(p) in tied and group["compress"] for params, group in pairs for p in params):
         raise ValueError(

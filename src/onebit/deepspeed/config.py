@@ -4,6 +4,7 @@ import copy
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ TAKEN_OVER = (
     "communication_data_type",
     "fp32_allreduce",
 )
+DEFAULT_CLIPPING = 1.0
 AVERAGING = TAKEN_OVER[2:]
 
 
@@ -52,19 +54,20 @@ def from_config(
     """
     config = read(config)
     whole = config if "optimizer" in config or "type" not in config else None
-    block_dict = _optimizer_block(config)
+    block_dict: Any = _optimizer_block(config)
     block = block_of(block_dict.get("type"))
     check_engine_options(whole or {})
     given = {name: value for name, value in (block_dict.get("params") or {}).items()}
     _drop_overridden(block, given, options)
-    max_grad_norm = _max_grad_norm(whole or {}, given, options)
+    max_grad_norm = _max_grad_norm(whole, given, options)
     translated = translate(block, given) | {"max_grad_norm": max_grad_norm} | options
     _say_averaging(whole or {})
     _initialize_process_group(communicator)
     optimizer = block.optimizer(
         translate_groups(params, block), **translated, communicator=communicator
     )
-    return prepare(optimizer)
+    prepare(optimizer).in_engine.knows_clipping = whole is not None
+    return optimizer
 
 
 def engine_config(config: dict | str | os.PathLike) -> dict:
@@ -155,26 +158,26 @@ def zero_refusal(found: str) -> str:
     )
 
 
-def _max_grad_norm(config: dict, given: dict, options: dict) -> float | None:
+def _max_grad_norm(config: dict | None, given: dict, options: dict) -> float | None:
     """The clipping norm: gradient_clipping, or max_grad_norm of the block; 0 is none."""
     if "max_grad_norm" in options:
         given.pop("max_grad_norm", None)
         return options["max_grad_norm"]
-    clipping = config.get("gradient_clipping") or 0.0
+    clipping = _gradient_clipping(config)
     in_block = given.get("max_grad_norm") or 0.0
     check_not_auto("gradient_clipping", clipping)
     check_not_auto("optimizer.params.max_grad_norm", in_block)
-    if in_block and clipping and in_block != clipping:
+    if in_block and clipping not in (0.0, in_block) and "gradient_clipping" in (config or {}):
         raise ValueError(
             f"gradient_clipping is {clipping} and optimizer.params.max_grad_norm {in_block}: keep "
             "one of them"
         )
-    if in_block and not clipping:
+    if in_block:
         say(
             f"max_grad_norm={in_block} in the optimizer block clips here, while the old optimizers "
             "never used it: remove it for the old behaviour, or write gradient_clipping instead"
         )
-    return clipping or in_block or None
+    return in_block or clipping or None
 
 
 def _say_averaging(config: dict) -> None:
@@ -188,6 +191,18 @@ def _say_averaging(config: dict) -> None:
             f"{', '.join(named)}: dropped, the engine no longer averages gradients. The optimizer "
             "sends them in their own type, and divides float16 before it adds"
         )
+
+
+def _gradient_clipping(config: dict | None) -> float:
+    """DeepSpeed clips to 1.0 unless the configuration says otherwise; a block says nothing."""
+    if config is None:
+        return 0.0
+    if "gradient_clipping" not in config:
+        say(
+            f"gradient_clipping is missing: as in DeepSpeed gradients are clipped to "
+            f"{DEFAULT_CLIPPING}. Set it, to 0 for no clipping"
+        )
+    return config.get("gradient_clipping", DEFAULT_CLIPPING) or 0.0
 
 
 _NEUTRAL = ("gradient_predivide_factor", 1.0)

@@ -11,8 +11,8 @@ ERRORS = ("worker_error", "server_error")
 def rebuild(optimizer: Optimizer) -> None:
     """Lay the state out anew for the parameters that are now in the groups."""
     optimizer.state.clear()
-    optimizer._build({})
-    optimizer._ranks_checked = False
+    optimizer._lay_out({})
+    optimizer._run.ranks_are_compared = False
 
 
 def facts_of(state_dict: dict) -> dict:
@@ -44,13 +44,14 @@ def server_errors(optimizer: Optimizer, vectors: list[torch.Tensor]) -> dict[int
     """
     index = {p: i for i, p in enumerate(optimizer._params())}
     return {
-        index[part.params[0]]: part.flat([vectors[index[p]] for p in part.params])
+        index[bucket.params[0]]: bucket.flat([vectors[index[p]] for p in bucket.params])
         .view(optimizer.communicator.size, -1)[optimizer.communicator.rank]
         .clone()
-        for part in optimizer._compressed
+        for bucket in optimizer._compressed
     }
 
 
 def interval_scalers(optimizer: Optimizer) -> tuple[int, int]:
     """0/1 Adam: after how many updates of the variance, and syncs, their distance doubles."""
-    return optimizer._sets.variance_update_scaler, optimizer._sets.local_step_scaler
+    sets = optimizer._run.sets
+    return sets.variance_update_scaler, sets.local_step_scaler

@@ -1,13 +1,13 @@
 """The state of the optimizers that DeepSpeed removed, as a state of those that take their place."""
 
 import os
-import warnings
 
 import torch
 
 from onebit.deepspeed import internals
 from onebit.deepspeed.groups import with_masks_of_this_run
 from onebit.deepspeed.old_vectors import errors_of, own_facts, tensors_of
+from onebit.optim import notices
 
 OLD_KINDS = {"lamb_coeff_freeze": "OneBitLamb", "var_interval": "ZeroOneAdam"}
 OPTIONS = ("lr", "betas", "eps", "weight_decay")
@@ -31,9 +31,8 @@ def load_state(optimizer, state: dict | str | os.PathLike) -> None:
 
     Raises ValueError, before anything has changed, if the state is another optimizer's.
     """
-    if not isinstance(state, dict):
-        state = torch.load(state, map_location="cpu", weights_only=True)
-    state = _innermost(state)
+    whole = state if isinstance(state, dict) else _read(state)
+    state = _innermost(whole)
     if not is_old(state):
         raise ValueError(
             "this is no state of the optimizers that DeepSpeed removed: load it with "
@@ -45,13 +44,17 @@ def load_state(optimizer, state: dict | str | os.PathLike) -> None:
     new, lost = _translated(optimizer, entries, state["param_groups"])
     type(optimizer).load_state_dict(optimizer, with_masks_of_this_run(optimizer, new))
     if lost:
-        warnings.warn(f"of DeepSpeed's state is lost: {'; '.join(lost)}", stacklevel=2)
+        notices.warn(f"of DeepSpeed's state is lost: {'; '.join(lost)}")
 
 
 def is_old(state: dict) -> bool:
     """Whether this is a state dict of one of the removed optimizers."""
     groups = state.get("param_groups") or [{}]
     return "max_grad_norm" in groups[0] and "bias_correction" in groups[0]
+
+
+def _read(path: str | os.PathLike) -> dict:
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _innermost(state: dict) -> dict:
@@ -90,14 +93,17 @@ def _check_sizes(optimizer, entries: list[dict]) -> None:
 def _translated(optimizer, entries: list[dict], groups: list[dict]) -> tuple[dict, list[str]]:
     """(a state dict of `optimizer`'s, what was lost)."""
     template = optimizer.state_dict()
-    tensors = [tensors_of(optimizer, i, entry) for i, entry in enumerate(entries)]
-    holds_errors, lost = errors_of(optimizer, entries, tensors)
-    steps = max((int(entry["step"]) for entry in entries if entry), default=0)
-    state = {i: {"step": torch.tensor(float(steps))} | own for i, own in enumerate(tensors)}
     new_groups = [
         own | {name: saved[name] for name in OPTIONS}
         for own, saved in zip(template["param_groups"], groups)
     ]
-    new = {"state": state, "param_groups": new_groups}
-    facts = internals.facts_of(template) | own_facts(optimizer, entries, steps, holds_errors)
-    return internals.with_facts(new, facts), lost
+    owned = [
+        (p, group) for own, group in zip(optimizer.param_groups, new_groups) for p in own["params"]
+    ]
+    tensors = [tensors_of(p, group, entry) for (p, group), entry in zip(owned, entries)]
+    holds_errors, lost = errors_of(optimizer, owned, entries, tensors)
+    steps = max((int(entry["step"]) for entry in entries if entry), default=0)
+    state = {i: {"step": torch.tensor(float(steps))} | own for i, own in enumerate(tensors)}
+    facts = internals.facts_of(template)
+    facts |= own_facts(optimizer, new_groups, entries, steps, holds_errors)
+    return internals.with_facts({"state": state, "param_groups": new_groups}, facts), lost

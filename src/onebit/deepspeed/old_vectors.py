@@ -1,6 +1,7 @@
 """Each number of the removed optimizers' state in the units that it has here."""
 
 from math import log2
+from typing import Any
 
 import torch
 
@@ -13,9 +14,11 @@ NUMBERS = {  # of 1-bit LAMB, for each tensor: its name there -> here
 }
 
 
-def tensors_of(optimizer, i: int, entry: dict) -> dict[str, torch.Tensor]:
-    """A parameter's vectors and numbers without the compression errors; `i`: which parameter."""
-    p, group = _parameter(optimizer, i)
+def tensors_of(p: torch.Tensor, group: dict, entry: dict) -> dict[str, torch.Tensor]:
+    """A parameter's vectors and numbers without the compression errors.
+
+    `group`: the options of its group, as the file has them.
+    """
     if not entry:  # it never had a gradient
         return {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
     found = {name: entry[name] for name in ("exp_avg", "exp_avg_sq")}
@@ -52,26 +55,23 @@ def _decay(group: dict, entry: dict) -> float:
     return (1 - float(group["lr"]) * group["weight_decay"]) ** steps
 
 
-def _parameter(optimizer, i: int) -> tuple[torch.Tensor, dict]:
-    return [(p, group) for group in optimizer.param_groups for p in group["params"]][i]
-
-
 # ---- compression errors
 
 
-def errors_of(optimizer, entries: list[dict], tensors: list[dict]) -> tuple[bool, list[str]]:
+def errors_of(
+    optimizer, owned: list[tuple], entries: list[dict], tensors: list[dict]
+) -> tuple[bool, list[str]]:
     """Put the errors into `tensors`; returns whether it is the compressed phase, and what is lost.
 
     The saving rank's worker error counts as 1/n of the mean, n being the old number of ranks, which
     rank 0 takes over. Its server error belongs to the first n-th of each tensor, and goes to
-    whichever rank serves that part here.
+    whichever rank serves that part here. `owned`: (parameter, options of its group in the file).
     """
     if not any(_is_compressed(entry) for entry in entries):
         return False, []
     size, is_first = optimizer.communicator.size, optimizer.communicator.rank == 0
     served = []
-    for i, (entry, found) in enumerate(zip(entries, tensors)):
-        p, group = _parameter(optimizer, i)
+    for (p, group), entry, found in zip(owned, entries, tensors):
         unit = _unit(group, entry) if entry else 0.0
         found["worker_error"], server = torch.zeros_like(found["exp_avg"]), torch.zeros(p.numel())
         if unit and "worker_error" in entry:
@@ -130,12 +130,14 @@ def _lost(entries: list[dict]) -> list[str]:
 # ---- facts
 
 
-def own_facts(optimizer, entries: list[dict], steps: int, holds_errors: bool) -> dict:
-    """What is known of the state beside its tensors."""
-    facts = {"holds_errors": holds_errors, "errors_are_shared": False}
+def own_facts(
+    optimizer, groups: list[dict], entries: list[dict], steps: int, holds_errors: bool
+) -> dict:
+    """What is known of the state beside its tensors. `groups`: with the options of the file."""
+    facts: dict[str, Any] = {"holds_errors": holds_errors, "errors_are_shared": False}
     known = next((entry for entry in entries if entry), {})
     if "var_interval" in known:
-        return facts | _interval_facts(optimizer, known, steps)
+        return facts | _interval_facts(optimizer, groups, known, steps)
     if "lamb_coeff_freeze" in known:
         facts["averaged_steps"] = steps
     return facts | {
@@ -144,7 +146,7 @@ def own_facts(optimizer, entries: list[dict], steps: int, holds_errors: bool) ->
     }
 
 
-def _interval_facts(optimizer, entry: dict, t: int) -> dict:
+def _interval_facts(optimizer, groups: list[dict], entry: dict, t: int) -> dict:
     """0/1 Adam's intervals: events fall on multiples of them there, and go on from the next one."""
     template = internals.facts_of(optimizer.state_dict())["step_sets"]
     variance_scaler, local_scaler = internals.interval_scalers(optimizer)
@@ -161,16 +163,11 @@ def _interval_facts(optimizer, entry: dict, t: int) -> dict:
         for name, (interval, scaler, counter) in options.items()
     }
     moved = bool(entry["lrs"])
-    rates = [float(entry["lrs"]) for _ in optimizer.param_groups]
     return {
         "variance_updates": sets["variance"][1],
         "is_synced": not moved,
-        "moved": [i for i, _ in enumerate(_all(optimizer))] if moved else [],
-        "rate_sums": rates,
-        "decays": [_decay(group, entry) for group in optimizer.param_groups],
+        "moved": list(range(sum(len(group["params"]) for group in groups))) if moved else [],
+        "rate_sums": [float(entry["lrs"]) for _ in groups],
+        "decays": [_decay(group, entry) for group in groups],
         "step_sets": template | sets | {"is_empty": not moved},
     }
-
-
-def _all(optimizer) -> list:
-    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,10 +1,10 @@
 """What each option of DeepSpeed's three optimizer blocks is here: honoured, dropped or refused."""
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from onebit.optim import notices
 from onebit.optim.onebit_adam import OneBitAdam
 from onebit.optim.onebit_lamb import OneBitLamb
 from onebit.optim.validation import nearest
@@ -36,7 +36,7 @@ class Block:
     """
 
     type: str
-    optimizer: type
+    optimizer: Callable
     freeze: tuple[str, str]
     renamed: dict[str, str]
     defaults: dict
@@ -179,6 +179,6 @@ def _bias_correction(block: Block, params: dict) -> bool:
 
 
 def say(message: str) -> None:
-    """A warning on rank 0, which is attributed to the caller of the public function."""
+    """A warning on rank 0."""
     if int(os.environ.get("RANK") or 0) == 0:
-        warnings.warn(message, stacklevel=4)
+        notices.warn(message)

@@ -5,6 +5,7 @@ import types
 
 import torch
 
+from onebit.deepspeed import each_rank, old_state
 from onebit.deepspeed.groups import mask_gradients, masked_groups, with_masks_of_this_run
 from onebit.deepspeed.internals import rebuild
 
@@ -14,11 +15,12 @@ class InEngine:
 
     Attributes:
         is_attached: whether `attach` has been called.
+        knows_clipping: whether max_grad_norm, None included, comes from the engine's configuration.
         pending: of the checkpoint that is being loaded, what belongs to this rank; else None.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
-        self.is_attached = False
+        self.is_attached = self.knows_clipping = False
         self.pending = None
         self._calls = 0  # of step() by an engine that is not attached
         self.remember(optimizer)
@@ -89,8 +91,6 @@ def _load_state_dict(self, state_dict, **options):
 
     A state of the removed optimizers is taken too, see `onebit.deepspeed.load_state`.
     """
-    from onebit.deepspeed import each_rank, old_state
-
     if old_state.is_old(state_dict):
         return old_state.load_state(self, state_dict)
     state_dict = each_rank.complete(self, state_dict)
@@ -111,7 +111,7 @@ def _places(optimizer: torch.optim.Optimizer) -> list[tuple]:
 
 def _called_by_engine() -> bool:
     """Whether one of the callers is DeepSpeed's: its engine, or its wrapper for half precision."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith("deepspeed."):
             return True

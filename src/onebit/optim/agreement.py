@@ -160,7 +160,7 @@ def describe_optimizer(
     return line(
         kind,
         f"after {steps} steps",
-        *(f"{name}={describe_option(value)}" for name, value in (facts | options).items()),
+        *(f"{name}={describe_option(value)}" for name, value in {**facts, **options}.items()),
         f"{'with' if scaled else 'without'} a GradScaler",
     )
 

@@ -35,7 +35,7 @@ class Policy:
 
     def __init__(self, threshold: float = 0.96, window: int | None = None) -> None:
         self.threshold = threshold
-        self.window = window
+        self.window: Any = window  # steps; None until `bind`
 
     def bind(self, beta2: float) -> None:
         """Take note of beta2; the optimizer calls this when it begins a warm-up."""
@@ -136,7 +136,7 @@ class VarianceRatio(Policy):
         if window is not None and window < 1:
             raise ValueError(f"window must be at least 1 step, not {window}")
         self.min_steps = min_steps
-        self.chosen = None
+        self.chosen: int | None = None
 
     def wants(self, step: int) -> bool:
         return self.chosen is None

@@ -46,7 +46,7 @@ class RunState:
     compress_flags: list[bool] = field(default_factory=list)
     runner: Background | Inline = field(default_factory=Inline)
     overlap: "Overlap | None" = None
-    meter: Meter | None = None
+    meter: Meter = field(init=False)
     ranks_are_compared: bool = False
     errors_are_shared: bool = False
     last_step_skipped: bool = False
@@ -57,7 +57,7 @@ class RunState:
     bounded: list[torch.Tensor] = field(default_factory=list)
 
 
-class Option:
+class _Option:
     """An option of an optimizer as an attribute, which users may read and assign.
 
     The value lives in the optimizer's `RunState`, and so is the same through every wrapper.
@@ -71,3 +71,8 @@ class Option:
 
     def __set__(self, optimizer: Any, value: Any) -> None:
         optimizer._run.options[self._name] = value
+
+
+def Option() -> Any:
+    """Declare an option: `lr: float = Option()` in the body of an optimizer's class."""
+    return _Option()

@@ -1,7 +1,7 @@
 """0/1 Adam."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -140,7 +140,7 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
         )
 
     @property
-    def masked_remedy(self) -> str:
+    def masked_remedy(self) -> str:  # type: ignore[override]
         """While v can still be updated a mask does not last, and nothing needs to be said."""
         if self.steps < self._run.sets.last_update:
             return ""
@@ -245,7 +245,9 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
         self._move(bucket, self._rate_sum, self._decay)
         bucket.accumulator.zero_()
 
-    def _move(self, bucket: Bucket, rate, decay) -> None:
+    def _move(
+        self, bucket: Bucket, rate: Callable[[Group], float], decay: Callable[[Group], float]
+    ) -> None:
         """x <- decay x - rate m / (sqrt(v_hat) + eps), where sqrt(v_hat) = root sqrt(v), bounded.
 
         Args:

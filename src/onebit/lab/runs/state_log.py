@@ -106,7 +106,7 @@ class Watcher:
         return (
             (name, float(optimizer.state[p][key]))
             for name, p, optimizer in self.watched
-            if key in optimizer.numbers
+            if key in optimizer.tensor_scalars
         )
 
     def _variances(self) -> Iterator[tuple[str, Tensor]]:

@@ -1,14 +1,17 @@
 """onebit's optimizers in DeepSpeed's real engine, over gloo."""
 
 import csv
+import itertools
 import os
 import re
 
 import pytest
 import runs
 import torch
+from helpers.cases import more, more_of
 
 KINDS = tuple(runs.KINDS)
+ALWAYS = [("OneBitAdam", "fp32"), ("ZeroOneAdam", "fp16"), ("OneBitLamb", "bf16")]
 
 
 def assert_same(ours, theirs):
@@ -23,7 +26,7 @@ def assert_same(ours, theirs):
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["OneBitAdam", *more("ZeroOneAdam", "OneBitLamb")])
 def test_the_engine_trains_as_a_plain_loop_does(engines, kind):
     config = {"gradient_accumulation_steps": 2, "gradient_clipping": 0.3}
     in_engine = engines(2, runs.trained, kind, "fp32", 7, config)
@@ -35,8 +38,10 @@ def test_the_engine_trains_as_a_plain_loop_does(engines, kind):
         assert sent == plainly_sent
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    ALWAYS + more_of(*sorted(set(itertools.product(KINDS, runs.DTYPES)) - set(ALWAYS))),
+)
 def test_a_resumed_run_equals_the_uninterrupted_one_on_every_rank(engines, kind, dtype, tmp_path):
     """Saved in the compressed phase; 0/1 Adam between two syncs, where each rank has a model."""
     whole = engines(2, runs.trained, kind, dtype, 9)
@@ -89,7 +94,7 @@ def test_what_cannot_work_is_refused_with_what_to_do(engines):
             assert re.search(text, found[name][1]), found[name][1]
 
 
-@pytest.mark.parametrize("kind", ["OneBitAdam", "ZeroOneAdam"])
+@pytest.mark.parametrize("kind", ["OneBitAdam", *more("ZeroOneAdam")])
 def test_an_overflow_on_one_rank_skips_the_step_on_all(engines, kind, tmp_path):
     for seen, end, resumed in engines(2, runs.overflowing, kind, str(tmp_path)):
         skipped, scales, steps, rates = zip(*seen)
@@ -101,7 +106,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(engines, kind, tmp_path):
         assert_same(end, resumed)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("dtype", ["fp32", *more("fp16")])
 def test_a_checkpoint_is_taken_into_another_mask(engines, dtype, tmp_path):
     for (ten, three, none), has_mask in engines(2, runs.another_mask, dtype, str(tmp_path)):
         assert ten[:10].all() and not ten[10:].any()
@@ -148,11 +153,11 @@ def test_the_monitor_has_the_traffic(engines, tmp_path):
     assert rows["compression_ratio"][-1] == pytest.approx(last.compression_ratio)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [2, *more(1)])
 def test_a_pipeline_exchanges_among_the_replicas_of_each_stage(engines, stages, tmp_path):
     """2 stages of 2 replicas, 1 stage of 4: replicas stay equal; a resumed run is the same."""
-    whole = engines(4, runs.pipeline, stages, str(tmp_path), timeout=120)
-    resumed = engines(4, runs.pipeline, stages, str(tmp_path), True, timeout=120)
+    whole = engines(4, runs.pipeline, stages, str(tmp_path))
+    resumed = engines(4, runs.pipeline, stages, str(tmp_path), True)
     for stage in range(stages):
         replicas = [params for s, params, _, _ in whole + resumed if s == stage]
         assert len(replicas) == 8 // stages
@@ -162,3 +167,9 @@ def test_a_pipeline_exchanges_among_the_replicas_of_each_stage(engines, stages, 
     assert losses[-1] < losses[0] and resumed[0][2] == losses[5:]
     elements = sum(p.numel() for p in whole[0][1])
     assert whole[0][3] < elements * 4 / 2  # an exact step sends twice 3/4 or 1/2 of 4 bytes each
+
+
+def test_the_example_runs_its_old_configuration_and_resumes(engines, tmp_path):
+    for saved, loaded, steps in engines(2, runs.example, str(tmp_path)):
+        assert saved["phase"] == "compressed" and steps == 44
+        assert_same(saved, loaded)
