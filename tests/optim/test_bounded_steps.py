@@ -91,18 +91,23 @@ def test_a_bounded_step_by_hand():
 
 
 class Attention(torch.nn.Module):
-    """One head over 8 tokens. The bias of its keys changes nothing, so that it gets noise only."""
+    """One head over 8 tokens; queries, keys and values have one bias, as in torch's own layer.
+
+    The keys' part changes nothing, so that its gradient is rounding, while the scale that one bit
+    moves it by is that of the whole tensor.
+    """
 
     def __init__(self):
         super().__init__()
         self.embedding = torch.nn.Embedding(16, 16)
-        self.query, self.key, self.value = (torch.nn.Linear(16, 16) for _ in range(3))
+        self.project = torch.nn.Linear(16, 48)
         self.out = torch.nn.Linear(16, 16)
 
     def forward(self, tokens):
         x = self.embedding(tokens)
-        weights = (self.query(x) @ self.key(x).transpose(1, 2) / 4).softmax(-1)
-        return self.out(x + weights @ self.value(x))
+        query, key, value = self.project(x).chunk(3, dim=-1)
+        weights = (query @ key.transpose(1, 2) / 4).softmax(-1)
+        return self.out(x + weights @ value)
 
 
 def key_bias(kind, **options):
@@ -110,9 +115,11 @@ def key_bias(kind, **options):
     torch.manual_seed(0)
     model = Attention()
     with torch.no_grad():
-        model.key.bias.zero_()
-    optimizer = kind(model.parameters(), lr=3e-3, communicator=Single(), **options)
-    for t in range(240):
+        model.project.bias.zero_()
+    optimizer = kind(
+        model.parameters(), lr=3e-3, betas=(0.9, 0.98), communicator=Single(), **options
+    )
+    for t in range(150):
         tokens = torch.randint(16, (8, 8), generator=torch.Generator().manual_seed(t))
         loss = torch.nn.functional.cross_entropy(
             model(tokens).flatten(0, 1), ((tokens + 3) % 16).flatten()
@@ -120,16 +127,16 @@ def key_bias(kind, **options):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return model.key.bias.detach().abs().max().item()
+    return model.project.bias[16:32].detach().abs().max().item()
 
 
 def test_key_biases_stay_where_adam_leaves_them():
-    options = {"warmup": 80, "betas": (0.9, 0.98)}
+    """The other biases of their tensor move by 0.1; without the bound the keys' ran to 160."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        adams = key_bias(onebit.DistributedAdam, betas=(0.9, 0.98))
-        assert key_bias(onebit.OneBitAdam, **options) < 3 * adams + 0.01
-        assert key_bias(onebit.OneBitAdam, **options, bound_steps=False) > 10 * adams + 0.1
+        assert key_bias(onebit.DistributedAdam) < 0.05
+        assert key_bias(onebit.OneBitAdam, warmup=75) < 0.05
+        assert key_bias(onebit.OneBitAdam, warmup=75, bound_steps=False) > 1
 
 
 # ---- what the bound does and does not change

@@ -250,6 +250,8 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
     ) -> None:
         """x <- decay x - rate m / (sqrt(v_hat) + eps), where sqrt(v_hat) = root sqrt(v), bounded.
 
+        A step that updates v is Adam's own, and has no bound.
+
         Args:
             rate, decay: functions of a group.
         """
@@ -257,6 +259,7 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
         def root(group: Group) -> float:
             return self._corrections(bucket, group)[1] ** -0.5
 
+        fresh = self._run.sets.updates_variance(self.steps)
         bounded = zero_one_apply(
             bucket.partition,
             bucket.trained(),
@@ -265,7 +268,7 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
             [(span, rate(group) / root(group)) for group, span in bucket.spans],
             bucket.per_tensor(decay),
             bucket.per_tensor(lambda group: group["eps"] / root(group)),
-            self._limits(bucket, bucket.per_tensor(rate)),
+            None if fresh else self._limits(bucket, bucket.per_tensor(rate)),
         )
         self._run.bounded.append(bounded)
 

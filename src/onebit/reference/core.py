@@ -168,7 +168,7 @@ def zero_one_adam(
     it chooses them. Coordinates with v = 0 take no part. With bias correction, gamma stands for
     gamma / (1 - beta1^t), and v for v / (1 - beta2^k) after k updates. Unless `bound_steps` is
     False, |m_hat| / (sqrt(v) + eta) is bounded as in `one_bit_adam`, in a sync with the m_hat and
-    the correction of its own step.
+    the correction of its own step; a step of T_v is Adam's, and has no bound.
     """
     x, m, v, delta, delta_bar = start(x, n)
     x_sync, x, m, u = x, np.tile(x, (n, 1)), np.tile(m, (n, 1)), np.zeros_like(delta)
@@ -188,7 +188,7 @@ def zero_one_adam(
         c1, c2 = (1 - beta1**t, 1 - beta2**k) if bias_correction else (1.0, 1.0)
         rate, shrink = gamma(t) / c1, 1 - gamma(t) * weight_decay
         scale = np.where(active, 1 / (np.sqrt(v / c2) + eta), 0.0)
-        limit = bound * c1
+        limit = np.inf if t in T_v else bound * c1
         x = shrink * x - rate * np.clip(m * scale, -limit, limit)
         u, gammas, decay = u + rate * m, gammas + rate, decay * shrink
         if t in T_u:
