@@ -189,7 +189,7 @@ def test_no_weight_decay_on_biases_and_layer_norms():
         ("sede=3", "seed"),
         ("phases.seq128.warmups=3", "phases.seq128.warmup"),
         ("optimizer.beta=3", "optimizer.betas"),
-        ("scale.steps_divisor=3", "scale.steps_divisor"),
+        ("scale.step_divisor=3", "scale.steps_divisor"),
         ("warmup_step=3", "warmup_steps"),
         ("checkpoint-every=3", "checkpoint_every"),
         ("--seed=3", "seed=3"),

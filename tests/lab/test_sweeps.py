@@ -10,6 +10,7 @@ from onebit.lab.report.artifact import load_artifact, names, overrides_of, sweep
 from onebit.lab.report.style import LOOKS
 from onebit.lab.reproduce import runs_of
 from onebit.lab.runs import load as results
+from onebit.lab.runs.compare import differing
 from onebit.lab.training.run import run_from
 
 NAMES = [name for name in names() if name.startswith("sweep_")]
@@ -187,4 +188,4 @@ def test_a_variant_is_configured_as_its_committed_runs_were(method):
     asked = {"optimizer": method, "workers": 4, "config": plain(composed(options))}
     committed = results.load_records(results.RESULTS, "figure_04", "laptop", (method,))
     assert asked["config"]["method"] == method
-    assert committed and all(results.differing(record, asked) == [] for record in committed)
+    assert committed and all(differing(record, asked) == [] for record in committed)
