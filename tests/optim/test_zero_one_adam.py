@@ -306,6 +306,7 @@ def test_a_tiny_variance_is_warned_of_once_and_a_floor_cures_it(small, floor, ex
         variance_freeze_step=2,
         local_step_clipper=1,
         variance_floor=floor,
+        bound_steps=False,
         communicator=Single(),
     )
     with warnings.catch_warnings(record=True) as caught:
