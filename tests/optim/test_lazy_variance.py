@@ -37,8 +37,7 @@ def gradients_at(ranks):
     "options",
     [
         {"tau": 3},
-        *more({"tau": 5}),
-        {"tau": 1},
+        *more({"tau": 5}, {"tau": 1}),
         {"tau": 4, "compressor": Identity, "bias_correction": False},
         {"max_grad_norm": 5.0},
     ],
