@@ -23,10 +23,13 @@ from onebit.layout import BLOCK
 @pytest.mark.parametrize(
     "dtype, mask",
     [
-        (torch.float32, "all"),
         (torch.float32, "random"),
         (torch.float64, "random"),
-        *more_of((torch.float64, "all"), *product(TYPES, ("whole blocks", "none"))),
+        *more_of(
+            (torch.float32, "all"),
+            (torch.float64, "all"),
+            *product(TYPES, ("whole blocks", "none")),
+        ),
     ],
 )
 @pytest.mark.parametrize("name", SHAPES)

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from helpers.cases import more
 from helpers.reference_runs import (
     WORLD_SIZES,
     gradients_of_all,
@@ -28,8 +29,7 @@ from onebit.layout import Layout, round_up
     "options",
     [
         {"variance_compressor": QSGD[4]},
-        {"variance_compressor": QSGD[8]},
-        {"variance_compressor": QSGD[16]},
+        *more({"variance_compressor": QSGD[8]}, {"variance_compressor": QSGD[16]}),
         {},
         {
             "variance_compressor": QSGD[8],
