@@ -133,7 +133,7 @@ def test_adam_by_hand(kernels, dtype):
     )
 
 
-@pytest.mark.parametrize("n", [1, 3 * BLOCK + 130, *more(65, BLOCK - 1)])
+@pytest.mark.parametrize("n", [3 * BLOCK + 130, *more(1, 65, BLOCK - 1)])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_sums_are_added_in_the_defined_order(kernels, n, dtype):
     """measure and the scales equal sums of Python's own floats, element by element, of values

@@ -3,6 +3,7 @@
 import matplotlib.pyplot as plt
 import pytest
 from helpers import synthetic
+from helpers.cases import holds_for_each
 
 from onebit.lab import plan
 from onebit.lab.config import composed, plain
@@ -182,7 +183,7 @@ def test_the_profile_smoke_trains_some_of_the_compressors_only():
     )
 
 
-@pytest.mark.parametrize("method", sweep_overrides())
+@holds_for_each([(method,) for method in sweep_overrides()])
 def test_a_variant_is_configured_as_its_committed_runs_were(method):
     options = ["experiment=figure_04", "profile=laptop", *overrides_of(method), "comm=gloo"]
     asked = {"optimizer": method, "workers": 4, "config": plain(composed(options))}
