@@ -292,7 +292,7 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
         run.checked_variance = run.variance_steps
         eps = max(group["eps"] for group in self.param_groups)
         names = dict(zip(self._params(), self._names()))
-        large = {}
+        large: dict[str, int] = {}
         for bucket in self._compressed:
             correction = self._corrections(bucket, bucket.groups[0])[1]
             counts = large_steps(bucket, eps, correction)
