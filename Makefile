@@ -5,10 +5,13 @@ PYTHON ?=
 DATA_ROOT ?=
 FRESH ?=
 ARGS ?=
+# Processes that share the tests; many tests start two to four processes of their own.
+TEST_WORKERS ?= 2
 
 VENV := .venv
 STAMP := $(VENV)/installed
 RUN := $(VENV)/bin/python
+PYTEST := $(RUN) -m pytest -n $(TEST_WORKERS) --dist worksteal
 export PYTHON
 # Each worker has one intra-op thread, since several workers share the cores.
 export OMP_NUM_THREADS ?= 1
@@ -40,7 +43,7 @@ help: ## List the targets
 	@echo 'Tables N:   $(patsubst table-%,%,$(call names,table))'
 	@echo 'Sweeps N:   $(patsubst sweep-%,%,$(call names,sweep))'
 	@echo 'Measure N:  $(measured)'
-	@echo 'Variables:  PROFILE=laptop|smoke|paper  SEEDS="1 2"  DATA_ROOT=DIR  FRESH=1  PYTHON=/path/to/python3.11  ARGS="pytest options"'
+	@echo 'Variables:  PROFILE=laptop|smoke|paper  SEEDS="1 2"  DATA_ROOT=DIR  FRESH=1  PYTHON=/path/to/python3.11  ARGS="pytest options"  TEST_WORKERS=2'
 
 setup: $(STAMP) ## Make .venv with the pinned packages (Python 3.11+; 6.5 GB, a few minutes the first time)
 
@@ -49,10 +52,10 @@ $(STAMP): requirements.lock pyproject.toml scripts/make_venv
 	@touch $@
 
 test: lint ## Check the style and the types, then run the tests
-	$(RUN) -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-all: setup ## Run the tests that repeat a law at more sizes, which `make test` leaves out
-	$(RUN) -m pytest -m more $(ARGS)
+	$(PYTEST) -m more $(ARGS)
 
 reproduce: setup ## The main job: train one new seed of every optimizer, and judge it beside the committed seeds (FRESH=1: again)
 	$(RUN) -m onebit.lab.reproduce figure_04 figure_01 figure_02 --profile $(PROFILE) --live $(seeds) $(if $(FRESH),--fresh)
@@ -124,7 +127,7 @@ lint: setup ## Check style and format with ruff, and the types of the public API
 	$(RUN) -m mypy
 
 lock: ## Resolve requirements.lock again after a change of pyproject.toml (needs uv)
-	uv pip compile --universal --python-version 3.11 --extra fast --extra lab --extra mpi --extra dev pyproject.toml -o requirements.lock
+	uv pip compile --universal --python-version 3.11 --extra fast --extra lab --extra mpi --extra dev --extra docs pyproject.toml -o requirements.lock
 
 clean: ## Remove .venv, caches and live runs; committed results stay
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache results/live outputs multirun wandb
