@@ -2,6 +2,7 @@
 
 import functools
 import time
+from fractions import Fraction
 from unittest import mock
 
 import pytest
@@ -177,14 +178,13 @@ def watched_bytes(communicator):
     watched, beside the counters.
     """
     sent, dtypes, calls = 0, set(), 0
+    others = communicator.size - 1
     leaving = {  # the part of what is handed over that leaves this rank
-        "all_to_all_single": lambda result, x: (
-            x.nbytes * (communicator.size - 1) // communicator.size
-        ),
-        "all_gather_single": lambda result, x: x.nbytes * (communicator.size - 1),
-        "all_gather_into_tensor": lambda result, x: x.nbytes * (communicator.size - 1),
-        "all_reduce": lambda x: 2 * x.nbytes * (communicator.size - 1) // communicator.size,
+        "isend": lambda x: x.nbytes,
+        "irecv": lambda x: 0,
+        "all_reduce": lambda x: 2 * x.nbytes * others // communicator.size,
     }
+    share_of_a_call = {"isend": Fraction(1, others), "irecv": 0, "all_reduce": 1}
 
     def watched(name):
         original = getattr(dist, name)
@@ -192,7 +192,7 @@ def watched_bytes(communicator):
         def collective(*tensors, **options):
             nonlocal sent, calls
             sent += leaving[name](*tensors)
-            calls += 1
+            calls += share_of_a_call[name]
             dtypes.add((name, tensors[-1].dtype))
             return original(*tensors, **options)
 
@@ -253,6 +253,25 @@ def test_disjoint_groups_do_not_meet():
     for rank, (group_rank, group_size, mean) in enumerate(run_gloo(4, mean_in_my_half)):
         assert (group_rank, group_size) == (rank // 2, 2)
         assert torch.equal(mean, torch.full((5 + rank % 2,), 1.0 + rank % 2))
+
+
+def gathered_beside_the_users_message(communicator):
+    """Rank 0 has sent a message of its own, which rank 1 receives after the collective."""
+    rank = communicator.rank
+    mine = torch.full((5,), rank, dtype=torch.uint8)
+    if rank == 0:
+        under_way = dist.isend(mine + 70, 1)
+    gathered = communicator.all_gather(mine)[:, 0].tolist()
+    if rank == 0:
+        under_way.wait()
+        return gathered, 70
+    message = torch.empty_like(mine)
+    dist.recv(message, 0)
+    return gathered, int(message[0])
+
+
+def test_gloo_does_not_meet_the_users_messages():
+    assert run_gloo(2, gathered_beside_the_users_message) == [([0, 1], 70)] * 2
 
 
 def test_mpi_does_not_meet_the_users_messages():

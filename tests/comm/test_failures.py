@@ -57,6 +57,17 @@ def test_threads_in_different_collectives_are_told_at_once(fn):
     assert time.monotonic() - started < 60
 
 
+def ranks_are_in_different_collectives(communicator):
+    x = torch.zeros(communicator.size, 3, dtype=torch.uint8)
+    communicator.all_to_all(x) if communicator.rank else communicator.all_gather(x[0])
+
+
+@pytest.mark.parametrize("fn", [ranks_send_different_lengths, ranks_are_in_different_collectives])
+def test_gloo_ranks_that_do_not_meet_are_told_after_the_time_out(fn):
+    with pytest.raises(RuntimeError, match="did not enter the same collective"):
+        run_gloo(2, fn, collective_timeout=1)
+
+
 def rank_0_works_on_alone(communicator):
     gather(communicator)
     if communicator.rank == 0:

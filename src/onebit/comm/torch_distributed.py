@@ -10,6 +10,8 @@ from torch import Tensor
 
 from onebit.comm.base import Communicator
 
+FIRST_TAG = 2**30  # of this package's messages over gloo; tags have 31 bits
+
 
 class TorchDistributed(Communicator):
     """The ranks of a torch.distributed group; `rank` is the rank in the group.
@@ -59,16 +61,43 @@ class TorchDistributed(Communicator):
     def _all_to_all(self, x: Tensor) -> Tensor:
         result = torch.empty_like(x)
         with self._explained("all_to_all"):
-            dist.all_to_all_single(result, x, group=self.group)
+            if x.is_cuda:
+                dist.all_to_all_single(result, x, group=self.group)
+            else:
+                self._exchange(list(x), result, tag=2 * x[0].nbytes)
         return result
 
     def _all_gather(self, x: Tensor) -> Tensor:
-        result = x.new_empty(self.size * len(x))
-        # all_gather_single is the newer name; where it exists, the older one warns.
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        result = x.new_empty(self.size, len(x))
         with self._explained("all_gather"):
-            gather(result, x, group=self.group)
-        return result.view(self.size, -1)
+            if x.is_cuda:
+                # all_gather_single is the newer name; where it exists, the older one warns.
+                gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+                gather(result.view(-1), x, group=self.group)
+            else:
+                self._exchange([x] * self.size, result, tag=2 * x.nbytes + 1)
+        return result
+
+    def _exchange(self, sent: list[Tensor], received: Tensor, tag: int) -> None:
+        """Send sent[j] to rank j and receive row i from rank i, all at the same time.
+
+        gloo's own all_to_all and all_gather do not fill both directions of a link: over links of
+        50 Mbit/s to 1 Gbit/s they took 1.3 to 1.9 times the wire's time where this takes 1.0 to
+        1.3. Messages meet by tag. It tells lengths and collectives apart, so that ranks in
+        different ones wait for the time-out instead of reading each other's bytes, and it lies
+        where a user's own messages have none.
+        """
+        tag = FIRST_TAG + tag % FIRST_TAG
+        received[self.rank] = sent[self.rank]
+        works = []
+        for distance in range(1, self.size):
+            source, target = (self.rank - distance) % self.size, (self.rank + distance) % self.size
+            works += [
+                dist.irecv(received[source], group=self.group, tag=tag, group_src=source),
+                dist.isend(sent[target], group=self.group, tag=tag, group_dst=target),
+            ]
+        for work in works:
+            work.wait()
 
     def _all_reduce(self, x: Tensor) -> Tensor:
         with self._explained("all_reduce"):
