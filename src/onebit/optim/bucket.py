@@ -9,6 +9,7 @@ from onebit import kernels
 from onebit.allreduce import CompressedAllreduce
 from onebit.kernels.torch_ops import Terms, block_sums, group_sums
 from onebit.layout import Layout, Partition
+from onebit.optim.validation import check_unchanged
 
 Group = dict[str, Any]
 
@@ -87,7 +88,7 @@ class Bucket:
         for attribute in vectors:
             setattr(self, attribute, self._zeros())
         for name, value in tensor_scalars.items():
-            setattr(self, name, torch.full((len(self.params),), value, dtype=torch.float64))
+            setattr(self, name, self._numbers(value))
         self.drop_errors()
         self._gradient = None
         self.spans, first = [], 0
@@ -96,6 +97,7 @@ class Bucket:
             first += len(params)
 
     allreduce: Any
+    packed: torch.Tensor | None = None
 
     if TYPE_CHECKING:  # the attributes that `vectors` and `tensor_scalars` name
 
@@ -103,6 +105,9 @@ class Bucket:
 
     def _zeros(self) -> torch.Tensor:
         return torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
+
+    def _numbers(self, value: float) -> torch.Tensor:
+        return torch.full((len(self.params),), value, dtype=torch.float64, device="cpu")
 
     # ---- compression errors and momentum
 
@@ -144,6 +149,18 @@ class Bucket:
         """value(group) for each parameter."""
         values = {id(group): value(group) for group, _ in self.spans}
         return [values[id(group)] for group in self.groups]
+
+    def follow_groups(self, groups: Mapping[int, Group]) -> None:
+        """Read the options of other group objects from now on: id of a group -> its successor."""
+        self.groups = [groups[id(group)] for group in self.groups]
+        self.spans = [(groups[id(group)], span) for group, span in self.spans]
+
+    def check_tensors(self) -> None:
+        """Raise RuntimeError if a parameter or gradient is no longer what the layout was made for.
+
+        Kernels get addresses, and the lengths of the layout.
+        """
+        check_unchanged(self.params, self.layout.shapes, self.dtypes, self.device)
 
     def trained(self) -> list[torch.nn.Parameter | None]:
         """Each parameter, or None if it is frozen."""
@@ -202,9 +219,20 @@ class Bucket:
             {
                 name: getattr(self, attribute)
                 for attribute, name in self.vectors.items()
-                if attribute != "momentum" or self.packed is None
+                if name in self.stored_names()
             }
         )
+
+    def stored_names(self) -> list[str]:
+        """The names of what is `stored`."""
+        packed = None if self.packed is None else self.vectors["momentum"]
+        return [name for name in (*self.vectors.values(), *self.tensor_scalars) if name != packed]
+
+    def computed_names(self, i: int) -> list[str]:
+        """The names of the entries of parameter i that are not stored, see `computed`."""
+        packed = [] if self.packed is None else [self.vectors["momentum"]]
+        errors = ["worker_error", "server_error"] if self.allreduce else []
+        return packed + (errors if i == 0 else errors[:1])
 
     def everything(self, errors: bool) -> list[dict[str, torch.Tensor]]:
         """For each parameter its whole state; what is not stored is computed.

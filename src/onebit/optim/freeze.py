@@ -39,7 +39,7 @@ class Policy:
         """Take note of beta2; the optimizer calls this when it begins a warm-up."""
         if self.window is None:
             self.window = max(1, round(1 / (1 - beta2)))
-        self.norms = torch.full((self.window + 1,), math.nan, dtype=torch.float64)
+        self.norms = torch.full((self.window + 1,), math.nan, dtype=torch.float64, device="cpu")
         self.last = 0
 
     def wants(self, step: int) -> bool:

@@ -295,6 +295,22 @@ class OneBitAdam(DistributedAdam):
             "warmup": self.warmup.state_dict(),
         }
 
+    def _check_facts(self, facts: dict[str, Any], groups: list[Group]) -> None:
+        """What a policy has seen must fit it."""
+        super()._check_facts(facts, groups)
+        if facts.get("policy") != repr(self._run.policy):
+            return
+        policy = copy.deepcopy(self._run.policy)
+        policy.bind(max(group["betas"][1] for group in groups))
+        seen, own = facts.get("warmup"), policy.state_dict()
+        same = isinstance(seen, dict) and torch.is_tensor(seen.get("norms"))
+        if "restart_end" not in facts or not same or seen["norms"].shape != own["norms"].shape:
+            raise ValueError(
+                "what the checkpoint says of its warm-up (restart_end, warmup) is missing or of "
+                "another length than this optimizer's: save the state_dict as it is, and load it "
+                "with the same warmup and betas"
+            )
+
     def _take_facts(self, facts: dict[str, Any]) -> None:
         """A restart and what a policy chose are taken over only if the user's policy is still the
         one that they were saved under."""
