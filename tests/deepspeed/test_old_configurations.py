@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from helpers.cases import holds_for_each
 
 import onebit
 from onebit.comm import Single
@@ -92,7 +93,7 @@ def test_bias_correction_is_honoured_and_said_aloud():
     assert made(block("OneBitAdam", bias_correction=False))[1] == ""
 
 
-@pytest.mark.parametrize("option", ["amsgrad", "eps_inside_sqrt"])
+@holds_for_each([("amsgrad",), ("eps_inside_sqrt",)])
 def test_what_was_never_done_is_refused_and_may_be_false(option):
     with pytest.raises(ValueError, match=option):
         made(block("OneBitAdam", **{option: True}))
@@ -127,7 +128,7 @@ def test_how_the_engine_averaged_is_said_to_be_dropped(option):
     assert name not in engine_config(config)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@holds_for_each([(1,), (2,), (3,)])
 def test_zero_is_refused_with_the_reason_and_what_to_use(stage):
     config = {"optimizer": block("OneBitAdam"), "zero_optimization": {"stage": stage}}
     for read in (made, engine_config):

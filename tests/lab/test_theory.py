@@ -134,6 +134,7 @@ def test_the_second_stage_of_onebit_adam_is_momentum_sgd_under_a_fixed_precondit
         eta=0.0,
         bias_correction=False,
         C=reference.one_bit,
+        bound_steps=False,
     )
     states = [next(whole) for _ in range(T_w + 50)]
     frozen, sample = states[T_w - 1], Sample(problem, n, (1,))

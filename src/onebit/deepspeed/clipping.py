@@ -1,14 +1,16 @@
 """gradient_clipping is the optimizer's: one factor, the same on all ranks and stages."""
 
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from onebit.deepspeed.half import is_half
+from onebit.deepspeed.internals import Engine, Optimizer
 
 
-def norm_of_engine(engine, optimizer) -> float | None:
+def norm_of_engine(engine: Engine, optimizer: Optimizer) -> float | None:
     """The norm that the engine was told to clip to; None: none, or it is the optimizer's choice.
 
     DeepSpeed clips to 1.0 if its configuration does not say otherwise. `engine_config` leaves the
@@ -19,12 +21,12 @@ def norm_of_engine(engine, optimizer) -> float | None:
     return engine.gradient_clipping() or None if is_told or not is_chosen else None
 
 
-def model_parallel_size(engine) -> int:
+def model_parallel_size(engine: Engine) -> int:
     """On how many ranks the model is cut into stages or slices."""
     return engine.mpu.get_model_parallel_world_size() if engine.mpu is not None else 1
 
 
-def take_over_clipping(engine, optimizer) -> None:
+def take_over_clipping(engine: Engine, optimizer: Optimizer) -> None:
     """From now on the engine clips nothing. Its norm is the optimizer's max_grad_norm."""
     norm = norm_of_engine(engine, optimizer) or optimizer.max_grad_norm
     engine.clip_fp32_gradients = _nothing
@@ -37,12 +39,12 @@ def take_over_clipping(engine, optimizer) -> None:
         optimizer.max_grad_norm = norm
 
 
-def _nothing(*args, **kwargs) -> None:
+def _nothing(*args: Any, **kwargs: Any) -> None:
     """What the engine would do with gradients is the optimizer's now."""
 
 
 @torch.no_grad()
-def clip_over_stages(engine, optimizer, norm: float) -> None:
+def clip_over_stages(engine: Engine, optimizer: Optimizer, norm: float) -> None:
     """Multiply all gradients by min(1, norm / (total + 1e-6)), one factor for all stages.
 
     total = sqrt(sum over the stages of mean_i ||g_i||^2): an upper bound of the averaged gradient's

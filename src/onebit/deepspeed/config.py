@@ -3,14 +3,16 @@
 import copy
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from onebit.comm import Communicator
 from onebit.comm.base import launched_processes
 from onebit.deepspeed.groups import translate_groups
-from onebit.deepspeed.options import block_of, check_not_auto, say, translate
+from onebit.deepspeed.options import Block, block_of, check_not_auto, say, translate
 from onebit.deepspeed.prepare import prepare
 
 # What attach takes over, or what concerned the engine's own averaging of gradients.
@@ -28,10 +30,10 @@ AVERAGING = TAKEN_OVER[2:]
 
 def from_config(
     config: dict | str | os.PathLike,
-    params,
+    params: Iterable,
     *,
-    communicator=None,
-    **options,
+    communicator: Communicator | None = None,
+    **options: Any,
 ) -> torch.optim.Optimizer:
     """The optimizer that an old configuration asks for, ready to be given to deepspeed.initialize.
 
@@ -119,7 +121,7 @@ def _optimizer_block(config: dict) -> dict:
     )
 
 
-def _drop_overridden(block, given: dict, options: dict) -> None:
+def _drop_overridden(block: Block, given: dict, options: dict) -> None:
     """An option given to from_config replaces the file's, "auto" included."""
     names = {**block.renamed, block.freeze[0]: block.freeze[1]}
     for name in [name for name in given if names.get(name, name) in options]:
@@ -208,7 +210,7 @@ def _gradient_clipping(config: dict | None) -> float:
 _NEUTRAL = ("gradient_predivide_factor", 1.0)
 
 
-def _initialize_process_group(communicator) -> None:
+def _initialize_process_group(communicator: Communicator | None) -> None:
     """Do now what deepspeed.initialize would do a moment later, since the optimizer needs it."""
     if communicator is not None or torch.distributed.is_initialized() or not launched_processes():
         return

@@ -6,6 +6,7 @@ import torch
 
 from onebit.deepspeed import internals
 from onebit.deepspeed.groups import with_masks_of_this_run
+from onebit.deepspeed.internals import Optimizer
 from onebit.deepspeed.old_vectors import errors_of, own_facts, tensors_of
 from onebit.optim import notices
 
@@ -13,7 +14,7 @@ OLD_KINDS = {"lamb_coeff_freeze": "OneBitLamb", "var_interval": "ZeroOneAdam"}
 OPTIONS = ("lr", "betas", "eps", "weight_decay")
 
 
-def load_state(optimizer, state: dict | str | os.PathLike) -> None:
+def load_state(optimizer: Optimizer, state: dict | str | os.PathLike) -> None:
     """Take over the state of DeepSpeed's OneBitAdam, ZeroOneAdam or OneBitLamb; training goes on.
 
     Momentum, variance, step and the groups' options are taken as they are. So are the compression
@@ -65,7 +66,7 @@ def _innermost(state: dict) -> dict:
     return state
 
 
-def _check_kind(optimizer, state: dict) -> None:
+def _check_kind(optimizer: Optimizer, state: dict) -> None:
     names = {name for entry in state["state"].values() for name in entry}
     kind = next((kind for name, kind in OLD_KINDS.items() if name in names), "OneBitAdam")
     if type(optimizer).__name__ != kind:
@@ -75,7 +76,7 @@ def _check_kind(optimizer, state: dict) -> None:
         )
 
 
-def _check_sizes(optimizer, entries: list[dict]) -> None:
+def _check_sizes(optimizer: Optimizer, entries: list[dict]) -> None:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if len(params) != len(entries):
         raise ValueError(
@@ -90,7 +91,9 @@ def _check_sizes(optimizer, entries: list[dict]) -> None:
             )
 
 
-def _translated(optimizer, entries: list[dict], groups: list[dict]) -> tuple[dict, list[str]]:
+def _translated(
+    optimizer: Optimizer, entries: list[dict], groups: list[dict]
+) -> tuple[dict, list[str]]:
     """(a state dict of `optimizer`'s, what was lost)."""
     template = optimizer.state_dict()
     new_groups = [

@@ -7,7 +7,7 @@ import torch
 
 from onebit.deepspeed import each_rank, old_state
 from onebit.deepspeed.groups import mask_gradients, masked_groups, with_masks_of_this_run
-from onebit.deepspeed.internals import rebuild
+from onebit.deepspeed.internals import Optimizer, rebuild
 
 
 class InEngine:
@@ -97,7 +97,7 @@ def _load_state_dict(self, state_dict, **options):
     return type(self).load_state_dict(self, with_masks_of_this_run(self, state_dict), **options)
 
 
-def _check_masks_hold(optimizer) -> None:
+def _check_masks_hold(optimizer: Optimizer) -> None:
     if getattr(optimizer, "variance_floor", 0.0):
         raise ValueError(
             "exp_avg_mask and variance_floor contradict each other: a floor under the variance "

@@ -41,6 +41,7 @@ class RunState:
         is_synced: whether all ranks hold the same model.
         moved: the parameters that the ranks have trained apart since the last sync.
         warned_of: what the user has been warned of, and need not be told again.
+        bounded: for each bucket how many coordinates the last step has bounded, int64 [].
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class RunState:
     is_synced: bool = True
     moved: set[torch.Tensor] = field(default_factory=set)
     warned_of: set[str] = field(default_factory=set)
+    bounded: list[torch.Tensor] = field(default_factory=list)
 
 
 class _Option:
