@@ -6,11 +6,13 @@ from collections import defaultdict
 
 import pytest
 import torch
+from helpers.optimizer_kinds import KINDS
 from helpers.refusals import matches, refusal
 from helpers.small_runs import everything, make, same, step
 
 import onebit
 from onebit.comm import Single
+from onebit.optim.loadable import FAMILYS, TORCHS
 
 
 def trained(steps=6, **options):
@@ -266,6 +268,49 @@ def test_facts_that_were_lost_in_rebuilding_are_noticed():
         del group["onebit"]
     with pytest.raises(ValueError, match="lack"):
         make(Single(), warmup=3).optimizer.load_state_dict(state)
+
+
+@pytest.mark.report("B14", "N3")
+@pytest.mark.parametrize("gradient", [None, 0.0, 1e-30])
+def test_an_optimizer_that_never_had_a_gradient_says_so_at_the_freeze(gradient):
+    run = make(Single(), warmup=3)
+    with pytest.warns(UserWarning, match="no coordinate of the compressed parameters"):
+        for _ in range(4):
+            for p in run.params:
+                p.grad = None if gradient is None else torch.full_like(p, gradient)
+            run.optimizer.step()
+
+
+@pytest.mark.report("P03")
+@pytest.mark.parametrize("kind, options", KINDS + [(onebit.LocalSGD, {"tau": 4})])
+@pytest.mark.parametrize("steps", [0, 2, 6])
+def test_a_full_state_dict_of_torch_loads_after_any_phase(kind, options, steps):
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    full = StateDictOptions(full_state_dict=True)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    optimizer = kind(model.parameters(), communicator=Single(), **options)
+    for _ in range(steps):
+        model(torch.ones(2, 4)).square().sum().backward()
+        optimizer.step()
+    twin = copy.deepcopy(model)
+    other = kind(twin.parameters(), communicator=Single(), **options)
+    state = get_optimizer_state_dict(model, optimizer, options=full)
+    set_optimizer_state_dict(twin, other, state, options=full)
+    saved, loaded = (o.state_dict()["state"] for o in (optimizer, other))
+    assert all(torch.equal(saved[i][name], loaded[i][name]) for i in saved for name in saved[i])
+    assert other.steps == steps
+
+
+def test_every_name_that_an_optimizer_saves_is_known():
+    for kind, options in KINDS:
+        run = make(Single(), kind, **options)
+        names = {x for entries in run.optimizer.state_dict()["state"].values() for x in entries}
+        assert names <= {*TORCHS, *FAMILYS}
 
 
 @pytest.mark.report("F17")

@@ -67,9 +67,9 @@ def check(
     state = {i: dict(state_dict["state"].get(i, {})) for i in indices}
     foreign = {key: x for key, x in state_dict["state"].items() if key not in state}
     kind = type(optimizer).__name__
-    _check_has_facts(state, facts)
     _check_kept(state, optimizer.vectors.values(), kind)
     _check_groups(groups, optimizer._group_options, kind)
+    _check_has_facts(state, facts)
     _check_numbers_of_parameters(optimizer, groups)
     order = order_of(optimizer, groups)
     options = _new_options(optimizer, groups, order)

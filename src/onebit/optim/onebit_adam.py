@@ -13,6 +13,7 @@ from onebit.optim import notices
 from onebit.optim.bounded_steps import BoundedSteps
 from onebit.optim.bucket import Bucket, Group
 from onebit.optim.freeze import (
+    NO_GRADIENT,
     FixedSteps,
     Policy,
     large_steps,
@@ -162,6 +163,8 @@ class OneBitAdam(BoundedSteps):
                 raise_to_floor(bucket, self.variance_floor)
         run.variance_is_corrected |= self.bias_correction
         self._mask_and_compress()
+        if not any(bucket.partition.mask.any() for bucket in self._compressed):
+            self._warn(NO_GRADIENT)
         self._warn_of_small_variance()
         run.traffic_at_freeze = run.meter.last
 
