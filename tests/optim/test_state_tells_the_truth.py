@@ -281,6 +281,12 @@ def test_an_optimizer_that_never_had_a_gradient_says_so_at_the_freeze(gradient):
             run.optimizer.step()
 
 
+@pytest.mark.report("B14")
+def test_masked_coordinates_are_not_advised_what_was_done():
+    for floor, expected in ((0.0, "or set variance_floor"), (1e-3, "variance_floor cannot help")):
+        assert expected in make(Single(), warmup=3, variance_floor=floor).optimizer.masked_remedy
+
+
 @pytest.mark.report("P03")
 @pytest.mark.parametrize("kind, options", KINDS + [(onebit.LocalSGD, {"tau": 4})])
 @pytest.mark.parametrize("steps", [0, 2, 6])
@@ -293,7 +299,7 @@ def test_a_full_state_dict_of_torch_loads_after_any_phase(kind, options, steps):
 
     full = StateDictOptions(full_state_dict=True)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
-    optimizer = kind(model.parameters(), communicator=Single(), **options)
+    optimizer = kind(model.parameters(), lr=1e-9, communicator=Single(), **options)
     for _ in range(steps):
         model(torch.ones(2, 4)).square().sum().backward()
         optimizer.step()

@@ -123,11 +123,15 @@ class Bucket:
         self.allreduce = None
         self.partition = self.layout.worker_partition()
 
-    def errors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(worker error [layout.size], server error [layout.chunk])."""
+    def _worker_error(self) -> torch.Tensor:
+        """Float [layout.size]; zeros without errors."""
+        return self.allreduce.worker_error if self.allreduce else self._zeros()
+
+    def _server_error(self) -> torch.Tensor:
+        """Float [layout.chunk]; zeros without errors."""
         if self.allreduce:
-            return self.allreduce.worker_error, self.allreduce.server_error
-        return self._zeros(), torch.zeros(self.layout.chunk, dtype=self.dtype, device=self.device)
+            return self.allreduce.server_error
+        return torch.zeros(self.layout.chunk, dtype=self.dtype, device=self.device)
 
     @property
     def momentum(self) -> torch.Tensor:
@@ -234,20 +238,35 @@ class Bucket:
         errors = ["worker_error", "server_error"] if self.allreduce else []
         return packed + (errors if i == 0 else errors[:1])
 
-    def everything(self, errors: bool) -> list[dict[str, torch.Tensor]]:
-        """For each parameter its whole state; what is not stored is computed.
+    def everything(self) -> list[dict[str, torch.Tensor]]:
+        """For each parameter its whole state without errors; what is not stored is computed."""
+        return self._by_parameter(
+            {name: getattr(self, attribute) for attribute, name in self.vectors.items()}
+        )
+
+    def copies(self, errors: bool) -> list[dict[str, torch.Tensor]]:
+        """For each parameter its whole state, as tensors that share no memory.
+
+        One vector after the other is computed and dropped, the largest temporaries first.
 
         Args:
             errors: include the compression errors. The server error belongs to a chunk, not to a
                 parameter, and stands with the first parameter, on every rank alike.
         """
-        vectors = {name: getattr(self, attribute) for attribute, name in self.vectors.items()}
-        if not errors:
-            return self._by_parameter(vectors)
-        vectors["worker_error"], server_error = self.errors()
-        entries = self._by_parameter(vectors)
-        entries[0]["server_error"] = server_error
-        return entries
+        found: list[dict[str, torch.Tensor]] = [{} for _ in self.params]
+        if errors:
+            self._copy("worker_error", self._worker_error(), found)
+            found[0]["server_error"] = self._server_error().clone()
+        for attribute, name in self.vectors.items():
+            self._copy(name, getattr(self, attribute), found)
+        for name in self.tensor_scalars:
+            for entries, value in zip(found, getattr(self, name)):
+                entries[name] = value.clone()
+        return found
+
+    def _copy(self, name: str, vector: torch.Tensor, found: list[dict[str, torch.Tensor]]) -> None:
+        for entries, view in zip(found, self.layout.views(vector)):
+            entries[name] = view.clone()
 
     def computed(self, name: str, i: int) -> torch.Tensor:
         """The entry `name` of parameter i, which is not stored. Raises KeyError if it has none."""

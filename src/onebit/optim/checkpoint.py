@@ -26,9 +26,9 @@ def saved(optimizer: "DistributedOptimizer") -> dict[str, Any]:
     entries: dict[torch.Tensor, dict[str, Any]] = {}
     for bucket in run.buckets:
         errors = bucket.compress and optimizer.compresses
-        entries |= zip(bucket.params, bucket.everything(errors=errors))
+        entries |= zip(bucket.params, bucket.copies(errors))
     state: dict[Any, Any] = {
-        i: unshared({"step": run.step} | entries[p] | _foreign(optimizer, p))
+        i: {"step": run.step.clone()} | entries[p] | unshared(_foreign(optimizer, p))
         for i, p in enumerate(optimizer._params())
     }
     state |= {key: unshared(x) for key, x in optimizer.state.items() if key not in entries}

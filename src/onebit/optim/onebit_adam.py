@@ -91,9 +91,6 @@ class OneBitAdam(BoundedSteps):
     run_state = WarmupRun
     compresses = True
     takes_frozen_variance = True
-    masked_remedy = (
-        "Call restart_warmup(steps), put them in a group with compress=False, or set variance_floor"
-    )
 
     warmup: Policy = Option()
     variance_floor: float = Option()
@@ -139,6 +136,16 @@ class OneBitAdam(BoundedSteps):
             communicator=communicator,
         )
         self._begin_warmup(self._run.policy)
+
+    @property
+    def masked_remedy(self) -> str:  # type: ignore[override]
+        """The floor is a fraction of a tensor's mean variance, and so of no use where that is 0."""
+        floor = (
+            "; variance_floor cannot help a tensor that had no gradient at all"
+            if self.variance_floor
+            else ", or set variance_floor"
+        )
+        return f"Call restart_warmup(steps), put them in a group with compress=False{floor}"
 
     # ---- the contract of subclasses, beside that of `DistributedAdam`
 
@@ -328,8 +335,9 @@ class OneBitAdam(BoundedSteps):
         policy = copy.deepcopy(self._run.policy)
         policy.bind(max(group["betas"][1] for group in groups))
         seen, own = facts.get("warmup"), policy.state_dict()
-        same = isinstance(seen, dict) and torch.is_tensor(seen.get("norms"))
-        if "restart_end" not in facts or not same or seen["norms"].shape != own["norms"].shape:
+        norms = seen.get("norms") if isinstance(seen, dict) else None
+        same = getattr(norms, "shape", None) == own["norms"].shape
+        if "restart_end" not in facts or not same:
             raise ValueError(
                 "what the checkpoint says of its warm-up (restart_end, warmup) is missing or of "
                 "another length than this optimizer's: save the state_dict as it is, and load it "

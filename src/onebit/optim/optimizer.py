@@ -620,7 +620,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """For each parameter of a bucket what must be the same on all ranks."""
         if bucket.compress and not self._run.is_synced:
             return self._common_between_syncs(bucket)
-        entries = bucket.everything(errors=False)
+        entries = bucket.everything()
         return [{"the parameter": p} | own for p, own in zip(bucket.params, entries)]
 
     def _description(self) -> str:

@@ -18,7 +18,7 @@ RESET = (
 )
 
 
-class ParameterState(MutableMapping, dict):
+class ParameterState(dict[str, Any]):
     """A parameter's entries in `optimizer.state`.
 
     An entry that is stored is a view of it: to write into it, or to assign to its name, changes
@@ -150,6 +150,11 @@ class ParameterState(MutableMapping, dict):
         given = torch.as_tensor(value)
         if given.shape != now.shape or not torch.equal(given.to(now), now):
             raise RuntimeError(_cannot_write(name))
+
+
+# dict's own methods look past what is computed, and past __setitem__
+for _name in ("get", "keys", "items", "values", "pop", "popitem", "clear", "update", "setdefault"):
+    setattr(ParameterState, _name, getattr(MutableMapping, _name))
 
 
 class Snapshot(torch.Tensor):
