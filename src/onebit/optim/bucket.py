@@ -123,6 +123,10 @@ class Bucket:
         self.allreduce = None
         self.partition = self.layout.worker_partition()
 
+    def errors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(worker error [layout.size], server error [layout.chunk]); zeros if there are none."""
+        return self._worker_error(), self._server_error()
+
     def _worker_error(self) -> torch.Tensor:
         """Float [layout.size]; zeros without errors."""
         return self.allreduce.worker_error if self.allreduce else self._zeros()
