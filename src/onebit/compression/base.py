@@ -98,6 +98,7 @@ class ErrorFeedback:
 
     @error.setter
     def error(self, value: Tensor) -> None:
+        check_error(value, self.compressor)
         self._error = value.clone()
 
     def compress(self, terms: Terms, generator: Generator | None = None) -> Tensor:
@@ -116,3 +117,13 @@ class ErrorFeedback:
         payload = self.compressor.compress(compensated, generator)
         self._next = compensated - self.compressor.decompress(payload)
         return payload
+
+
+def check_error(value: Tensor, compressor: Compressor) -> None:
+    """Raise ValueError unless `value` can be the error of this compressor."""
+    size, dtype = compressor.partition.size, compressor.dtype
+    if value.shape != (size,) or value.dtype != dtype:
+        raise ValueError(
+            f"this compression error has {size} elements of {dtype}, not {tuple(value.shape)} of "
+            f"{value.dtype}"
+        )

@@ -2,7 +2,7 @@ import torch
 from torch import Generator, Tensor
 
 from onebit import kernels
-from onebit.compression.base import Compressor
+from onebit.compression.base import Compressor, check_error
 from onebit.kernels import torch_ops
 from onebit.kernels.torch_ops import Terms
 from onebit.layout import Partition
@@ -73,6 +73,7 @@ class SignFeedback:
 
     @error.setter
     def error(self, value: Tensor) -> None:
+        check_error(value, self.compressor)
         self._compensated, self._spare = value.clone(), None
         self._scales = torch.zeros_like(self._scales)
 

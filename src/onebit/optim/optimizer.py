@@ -26,6 +26,7 @@ from onebit.optim.agreement import (
 from onebit.optim.bucket import Bucket, Group, buckets
 from onebit.optim.overlap import Overlap
 from onebit.optim.run_state import Option, RunState
+from onebit.optim.state import ParameterState, follow
 from onebit.optim.traffic import Communication, Meter
 from onebit.optim.validation import (
     check_communicator,
@@ -34,7 +35,6 @@ from onebit.optim.validation import (
     check_flag,
     check_group,
     check_group_keys,
-    check_not_moved,
     check_number,
     check_option_names,
     check_tensors,
@@ -105,7 +105,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Check the names of the options, and make the `RunState`, to which options belong."""
         check_option_names(cls, options)
         optimizer = super().__new__(cls)
-        optimizer._run = cls.run_state()
+        optimizer._run = cls.run_state(given=options)
         return optimizer
 
     def __init__(
@@ -210,6 +210,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"onebit.DistributedAdam, or {type(self).__name__} with a group to compress"
             )
         run.compress_flags, run.moved = flags, set()
+        run.groups = list(self.param_groups)
+        run.params = [list(group["params"]) for group in run.groups]
+        run.shown = {p: run.shown[p] for p in self._params() if p in run.shown}
         run.buckets = [
             self._bucket(contents, compress)
             for compress in (True, False)
@@ -254,7 +257,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """What a checkpoint holds beside tensors and options. It is the same on all ranks."""
         if not self.trains_apart:
             return {}
-        moved = [i for i, p in enumerate(self._params()) if p in self._run.moved]
+        moved = torch.tensor([p in self._run.moved for p in self._params()], device="cpu")
         return {"is_synced": self._run.is_synced, "moved": moved}
 
     def _take_facts(self, facts: dict[str, Any]) -> None:
@@ -267,10 +270,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         run.ranks_are_compared = False
         if self.trains_apart:
             run.is_synced = facts.get("is_synced", True)
-            run.moved = {params[i] for i in facts.get("moved", ())}
+            run.moved = {params[i] for i in checkpoint.moved(facts)}
 
-    def _check_facts(self, facts: dict[str, Any]) -> None:
+    def _check_facts(self, facts: dict[str, Any], groups: list[Group]) -> None:
         """Raise ValueError if a checkpoint's state means something else than this optimizer's.
+
+        Args:
+            groups: the parameter groups as they will be.
 
         `checkpoint.check_facts` has already refused what no optimizer of another kind takes.
         """
@@ -285,7 +291,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "younger than the others'. Give all parameters at construction; one with "
                 "requires_grad=False is left alone until you set it True, before the freeze"
             )
-        check_group_keys(group, self._group_options, type(self))
+        check_group_keys(group, self._group_options, type(self), self._run.given)
         super().add_param_group(group)
         try:
             check_group(self.param_groups[-1], self._group_options)
@@ -317,9 +323,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _show_state(self, bucket: Bucket) -> None:
         """Bring `state[p]` into line with how a bucket is stored."""
+        shown = self._run.shown
         for i, (p, entries) in enumerate(zip(bucket.params, bucket.stored())):
-            entries = {"step": self._run.step} | entries
-            self.state[p] = checkpoint.ParameterState(entries, bucket, i)
+            foreign = shown[p].foreign() if p in shown else {}
+            shown[p] = ParameterState(entries | foreign, bucket, i, self._run.step)
+            self.state[p] = shown[p]
 
     def _compress_flags(self) -> list[bool]:
         return [group["compress"] for group in self.param_groups]
@@ -343,6 +351,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
             yield from group.get("param_names") or (
                 f"param_groups[{i}]['params'][{j}]" for j in range(len(group["params"]))
             )
+
+    def _follow_groups(self) -> None:
+        """The layout is made of parameters and groups. Raise RuntimeError if there are others now.
+
+        Groups may be replaced by others that hold the same parameters.
+        """
+        run, params = self._run, [group["params"] for group in self.param_groups]
+        if [list(map(id, of_group)) for of_group in params] != [
+            list(map(id, of_group)) for of_group in run.params
+        ]:
+            raise RuntimeError(
+                "param_groups holds other parameters, or in another order, than when the optimizer "
+                "laid out its state, so that they would not be trained: after you replace, resize, "
+                "add or remove parameters make a new optimizer for them, whose warm-up gives every "
+                "parameter a variance of its own"
+            )
+        if any(a is not b for a, b in zip(self.param_groups, run.groups)):
+            successors = {id(old): new for old, new in zip(run.groups, self.param_groups)}
+            for bucket in run.buckets:
+                bucket.follow_groups(successors)
+            run.groups = list(self.param_groups)
+        for bucket in run.buckets:
+            bucket.check_tensors()
 
     def _follow_compress_flags(self) -> None:
         """Lay the parameters out anew if a group's `compress` has changed.
@@ -368,8 +399,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "back, call synchronize() on all ranks, then change it"
             )
         names = (*self.vectors.values(), *self.tensor_scalars)
-        state = self.state.items()
-        self._change_layout({p: {name: own[name] for name in names} for p, own in state})
+        entries = {p: own.plain() for p, own in self._run.shown.items()}
+        self._change_layout({p: {name: own[name] for name in names} for p, own in entries.items()})
 
     # ---- a step
 
@@ -416,6 +447,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             check_group(group, self._group_options)
+        self._follow_groups()
+        follow(self)
         self._check_ranks()
         self._follow_compress_flags()
         self._follow_phase()
@@ -561,8 +594,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "therefore works alone: make the optimizer after init_process_group, or pass "
                     "communicator=onebit.comm.Single() to train separate models on purpose"
                 )
-            for bucket in run.buckets:
-                check_not_moved(bucket.params, bucket.device, bucket.dtypes)
             self._compare_ranks()
             run.ranks_are_compared = True
         check_dense(self._params(), self._names())
@@ -589,7 +620,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """For each parameter of a bucket what must be the same on all ranks."""
         if bucket.compress and not self._run.is_synced:
             return self._common_between_syncs(bucket)
-        entries = bucket.everything(errors=False)
+        entries = bucket.everything()
         return [{"the parameter": p} | own for p, own in zip(bucket.params, entries)]
 
     def _description(self) -> str:
@@ -638,6 +669,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _start_early(self, bucket: Bucket) -> tuple[Future, torch.Tensor | None]:
         """Start to average a bucket's gradients before step(): (future, what `_measure` finds)."""
+        bucket.check_tensors()
         self._run.meter.open()
         with torch.no_grad():
             exchange = self._start_exchange(bucket)
@@ -688,8 +720,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         torch.distributed.checkpoint takes every tensor from some one rank: with it, always call
         `synchronize` first.
+
+        Nothing in it is shared with the optimizer: it holds copies, as large as the state.
         """
-        return checkpoint.saved(self, super().state_dict())
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state_dict = checkpoint.saved(self)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            state_dict = after(self, state_dict) or state_dict
+        return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any], reset_errors: bool = False) -> None:
         """Take over a state, also that of torch's optimizer of the same kind (Adam, AdamW, SGD).
@@ -703,7 +742,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises ValueError if the state is another optimizer's or another model's, if the errors
         belong to another rank or world size, or if the groups do not match.
         """
-        checkpoint.load(self, super().load_state_dict, state_dict, reset_errors)
+        state_dict = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        checkpoint.load(self, state_dict, reset_errors)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     # ---- traffic and warnings
 

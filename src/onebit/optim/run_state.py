@@ -11,6 +11,7 @@ from onebit.optim.traffic import Meter
 if TYPE_CHECKING:
     from onebit.optim.bucket import Bucket
     from onebit.optim.overlap import Overlap
+    from onebit.optim.state import ParameterState
 
 
 @dataclass(eq=False)
@@ -26,7 +27,10 @@ class RunState:
         options: the constructor's options, by name; see `Option`.
         step: float32 scalar, the steps taken, without those skipped.
         buckets: those of compressed groups first.
-        compress_flags: the groups' `compress` when the buckets were made.
+        groups, params, compress_flags: the groups when the buckets were made, the parameters of
+            each, and each one's `compress`.
+        shown: the parameters' entries in `optimizer.state`.
+        given: the keywords that the constructor was called with.
         runner: runs the exchanges, in the background or at once.
         overlap: what begins exchanges during backward; None: they begin in `step`.
         meter: counts the bytes; made by the constructor.
@@ -41,9 +45,15 @@ class RunState:
     """
 
     options: dict[str, Any] = field(default_factory=dict)
-    step: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    step: torch.Tensor = field(
+        default_factory=lambda: torch.zeros((), dtype=torch.float32, device="cpu")
+    )
     buckets: list["Bucket"] = field(default_factory=list)
+    groups: list[dict] = field(default_factory=list)
+    params: list[list[torch.Tensor]] = field(default_factory=list)
     compress_flags: list[bool] = field(default_factory=list)
+    shown: dict[torch.Tensor, "ParameterState"] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
     runner: Background | Inline = field(default_factory=Inline)
     overlap: "Overlap | None" = None
     meter: Meter = field(init=False)
