@@ -32,7 +32,7 @@ wrong := $(filter-out $(measured),$(patsubst measure-%,%,$(filter measure-%,$(go
 $(if $(wrong),$(error there is no measurement $(wrong): there are $(measured:%=measure-%)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks docs lint lock clean FORCE
+.PHONY: help setup test test-all reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks deepspeed docs lint lock clean FORCE
 
 help: ## List the targets
 	@sed -n 's/^\([a-z%-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | sed 's/%/N/' | awk -F '\t' '{ printf "  make %-22s %s\n", $$1, $$2 }'
@@ -86,6 +86,7 @@ plan-sweep-%: setup FORCE ## Print what sweep N trains at PROFILE
 
 claims: setup ## Judge every claim from the committed CSV, into results/CLAIMS.md and the table in README.md
 	$(RUN) -m onebit.lab.claims.judge
+	$(RUN) -m onebit.lab.claims.by_model
 
 kernel-speed: setup ## Redraw the kernels' speed beside the memory's bandwidth, and judge its rules
 	$(RUN) experiments/kernel_speed.py
@@ -101,6 +102,9 @@ linear-speedup: setup ## Redraw how the error falls with the number of workers, 
 
 error-feedback: setup ## Redraw what error feedback keeps, and what forgetting the errors costs
 	$(RUN) experiments/error_feedback.py
+
+deepspeed: setup ## Install DeepSpeed into .deepspeed/ for its tests and its comparison
+	$(RUN) scripts/install_deepspeed.py
 
 measure-%: setup FORCE ## Measure N again (1 to 15 minutes, during which the machine should be idle)
 	$(RUN) experiments/$(subst -,_,$*).py --measure $(ARGS)
@@ -123,5 +127,5 @@ lock: ## Resolve requirements.lock again after a change of pyproject.toml (needs
 	uv pip compile --universal --python-version 3.11 --extra fast --extra lab --extra mpi --extra dev pyproject.toml -o requirements.lock
 
 clean: ## Remove .venv, caches and live runs; committed results stay
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache results/live outputs multirun wandb
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache results/live outputs multirun wandb
 	find src tests experiments -name __pycache__ -prune -exec rm -rf {} +

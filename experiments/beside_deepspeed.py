@@ -7,7 +7,8 @@
 DeepSpeed 0.19.6 is the last release with OneBitAdam, ZeroOneAdam and OneBitLamb. It is installed
 into a folder of its own (scripts/install_deepspeed.py). Its three optimizers run on a CPU once its
 "compressed" transport has a bit packer, which only Intel's GPUs had, and torch's old signatures
-add_(number, tensor) and addcmul_(number, tensor, tensor) are there again.
+add_(number, tensor) and addcmul_(number, tensor, tensor) are there again. Gloo, too, wants the
+scales as vectors of one element.
 
 Curves: two gloo ranks in DeepSpeed's engine; an MLP predicts the next character of Python's
 documentation from the last 16. The configuration of both is the same file: the old optimizer is
@@ -74,6 +75,7 @@ def configuration(kind):
     return {
         "train_micro_batch_size_per_gpu": BATCH,
         "steps_per_print": 10**9,
+        "gradient_clipping": 0.0,  # the old ones clip each rank by itself after the freeze
         "optimizer": {"type": kind, "params": params | KINDS[kind][1]},
     }
 
@@ -101,7 +103,7 @@ class Packer:
 
 
 def mend():
-    """Give DeepSpeed the packer, and torch the two signatures that it had before 1.5."""
+    """Give DeepSpeed the packer and a gather that gloo takes, and torch its two old signatures."""
     import deepspeed
     import torch
 
@@ -118,6 +120,12 @@ def mend():
         return addcmul(self, first, *rest, **named)
 
     torch.Tensor.add_, torch.Tensor.addcmul_ = add_, addcmul_
+    all_gather = deepspeed.comm.all_gather
+
+    def gather_at_least_1d(rows, tensor, **named):
+        return all_gather(rows, torch.atleast_1d(tensor), **named)
+
+    deepspeed.comm.all_gather = gather_at_least_1d  # gloo refuses a scale without dimension
 
 
 def text():

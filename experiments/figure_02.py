@@ -55,7 +55,7 @@ def draw_paper_ratio(axes: Axes) -> None:
     ratios = np.exp(np.interp(steps, points.x, logs) - np.interp(steps - window, points.x, logs))
     axes.plot(steps, ratios, **look("adam", "Adam (from the paper's curve)"))
     axes.set(
-        title="The paper's Figure 2: ratio",
+        title="Ratio, computed from Figure 2",
         xlabel="step (thousands)",
         ylabel=f"ratio of the norm over {1e3 * window:,.0f} steps",
     )

@@ -18,6 +18,8 @@ from onebit.lab.runs import measurements
 from onebit.lab.runs.load import RESULTS
 
 OURS = {"onebit_adam": "1-bit Adam", "zero_one_adam": "0/1 Adam", "local_adam": "local Adam"}
+TRAINING = ("network", "--parts", "training", "--hosts", "2")
+RATES = ("10000", "3000", "1000", "500", "200", "100")  # 50 Mbit/s alone takes 4 minutes
 TICKS = [50.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0]
 
 
@@ -58,6 +60,12 @@ def draw_ours(axes: Axes, rows: pd.DataFrame) -> None:
 
 ARTIFACT = ModelFigure(
     name="figure_09",
+    measures={"smoke": (*TRAINING, "--quick"), "laptop": (*TRAINING, "--rates", *RATES)},
+    plan_notes={
+        "smoke": "measures the training of a tiny BERT on a limited link, into results/live",
+        "laptop": "measures the training of a BERT on two hosts from 100 Mbit/s to 10 Gbit/s, "
+        "7 minutes, as far as results/speed/network.csv lacks it; needs root and iproute2",
+    },
     title="Gain of a compressed step against the bandwidth",
     plot=plot,
     note=SOURCE

@@ -145,7 +145,7 @@ def contenders(n: int, seed: int) -> dict[str, Callable]:
         "yardstick": adding(n),
         "compress": Compression(fast.compress, partition, terms),
         "update": lambda: fast.update(
-            partition, [parameter], variance, momentum, [1.0], [1e-6], [1e-8]
+            partition, [parameter], variance, momentum, [1.0], [1e-6], [1e-8], [3.16e-6]
         ),
         "measure": lambda: fast.measure(partition, [gradient]),
         "torch_tidy": TorchTidy(torch.randn(n)),

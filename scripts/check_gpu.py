@@ -144,6 +144,7 @@ def outcome(case, kernels, device):
     weights, betas, decays, steps, epsilons = (
         [(0.1, 0.7, 1 / 3, 1.0)[(i + j) % 4] for i in range(count)] for j in range(5)
     )
+    limits = [(0.3, math.inf, 0.05)[i % 3] for i in range(count)]
     momentum, found = None, {}
 
     def keep(what, *values):
@@ -169,8 +170,9 @@ def outcome(case, kernels, device):
             means.append(mean)
         momentum = torch.cat(means)
         updated = [None if i == 2 else x for i, x in enumerate(parameters)]
-        kernels.update(worker, updated, variance, momentum, decays, steps, epsilons)
-        keep(f"update, step {step}", *parameters)
+        numbers = decays, steps, epsilons, limits
+        bounded = kernels.update(worker, updated, variance, momentum, *numbers)
+        keep(f"update, step {step}", *parameters, bounded)
     gradient, momentum = (
         torch.randn(layout.size, generator=generator, dtype=case.dtype).to(device) for _ in range(2)
     )
@@ -282,7 +284,7 @@ def check_speed(kernels, device, n, ranks=8):
         (
             "update",
             12.125 * n,
-            lambda: kernels.update(worker, [x], v, payload, [1.0], [1e-3], [1e-8]),
+            lambda: kernels.update(worker, [x], v, payload, [1.0], [1e-3], [1e-8], [3e-3]),
         ),
         (
             "adam",

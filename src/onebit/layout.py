@@ -22,6 +22,10 @@ from torch import Tensor
 
 ALIGNMENT = 64  # elements; 8 bytes of bits
 BLOCK = 64 * ALIGNMENT  # elements; 16 KB of float32, which a core's first cache holds twice
+ROW_ALIGNMENT = 16  # bytes; NCCL copies a message that begins elsewhere byte by byte
+
+# Times 8 bytes of 0 or 1, the product's top byte has these bytes as its bits, the first one lowest.
+_GATHER_BITS = 0x0102040810204080
 
 
 class Column(IntEnum):
@@ -42,13 +46,18 @@ def round_up(n: int, multiple: int) -> int:
 
 
 def pack_bits(flags: Tensor) -> Tensor:
-    """bool [n] -> uint8 [n / 8], little-endian: element 8 i + j is bit j of byte i."""
-    return (flags.view(-1, 8) << torch.arange(8, device=flags.device)).sum(1, dtype=torch.uint8)
+    """bool [n] -> uint8 [n / 8], little-endian: element 8 i + j is bit j of byte i.
+
+    Besides the flags it takes 1 byte an element of memory for a moment.
+    """
+    eight = flags.contiguous().view(torch.int64) * _GATHER_BITS
+    return eight.bitwise_right_shift_(56).to(torch.uint8)
 
 
 def unpack_bits(bits: Tensor) -> Tensor:
-    """uint8 [n / 8] -> bool [n]."""
-    return (bits[:, None] >> torch.arange(8, device=bits.device) & 1).flatten().bool()
+    """uint8 [n / 8] -> bool [n]. It takes 1 byte an element more for a moment."""
+    masks = torch.tensor([1 << j for j in range(8)], dtype=torch.uint8, device=bits.device)
+    return (bits[:, None] & masks).flatten().bool()
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +89,11 @@ class Partition:
         return unpack_bits(self.mask)
 
     @property
+    def inactive(self) -> Tensor:
+        """bool [n], the opposite."""
+        return unpack_bits(~self.mask)
+
+    @property
     def size(self) -> int:
         """n, the number of elements of the vector."""
         return 8 * len(self.mask)
@@ -88,6 +102,11 @@ class Partition:
     def row_elements(self) -> int:
         """The number of elements that one row carries."""
         return self.size // len(self.piece_lengths)
+
+    def row_bytes(self, bits: int, itemsize: int) -> int:
+        """Bytes of one row's message: codes of `bits` bits, a scale for each piece, and padding."""
+        scales = self.piece_lengths.shape[1] * itemsize
+        return round_up(self.row_elements * bits // 8 + scales, ROW_ALIGNMENT)
 
     def zeros(self, dtype: torch.dtype) -> Tensor:
         """A vector of zeros, [n]."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onebit.layout import Layout
+from onebit.layout import ROW_ALIGNMENT, Layout, round_up
 from onebit.optim.step_sets import step_sets
 
 SCALE_BYTES = 4  # a scale travels as float32
@@ -54,7 +54,7 @@ class Cluster:
     inside: Link
     between: Link
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.nodes < 1 or self.per_node < 1:
             raise ValueError(
                 f"a cluster has at least one node and one rank in it, not {self.nodes} and "
@@ -107,9 +107,9 @@ def message_bytes(shapes: Iterable[Sequence[int]], ranks: int) -> int:
     """What one rank sends to another in each half of a compressed exchange.
 
     One bit for each element of a chunk, padding included, then one float32 scale for each piece of
-    a tensor in it; all chunks are given room for as many pieces as the richest one has. These are
-    the rules of `onebit.layout.Layout` and `onebit.compression.Sign`, without their tables, which
-    are as long as the model.
+    a tensor in it, then zeros up to a multiple of 16 bytes; all chunks are given room for as many
+    pieces as the richest one has. These are the rules of `onebit.layout.Layout` and
+    `onebit.compression.Sign`, without their tables, which are as long as the model.
     """
     layout = Layout(shapes, ranks)
     edges = np.array([*layout.starts, layout.used])  # the tail, if any, is a piece too
@@ -119,7 +119,8 @@ def message_bytes(shapes: Iterable[Sequence[int]], ranks: int) -> int:
     inside = np.searchsorted(begins, chunks + layout.chunk) - np.searchsorted(
         begins, chunks, side="right"
     )
-    return layout.chunk // BIT + SCALE_BYTES * (1 + int(inside.max()))
+    scales = SCALE_BYTES * (1 + int(inside.max()))
+    return round_up(layout.chunk // BIT + scales, ROW_ALIGNMENT)
 
 
 def equal_tensors(parameters: int, tensors: int = 1) -> list[tuple[int]]:
@@ -203,7 +204,7 @@ def onebit(warmup: float) -> Method:
     return (warm, Stage(1 - warmup, dense=False, compressed=True))
 
 
-def zero_one(steps: int, variance_freeze_step: int, **options) -> Method:
+def zero_one(steps: int, variance_freeze_step: int, **options: int) -> Method:
     """0/1 Adam over `steps` steps; options as those of `onebit.ZeroOneAdam`.
 
     A step that updates the variance averages the gradients without compression and syncs; of the

@@ -35,7 +35,7 @@ def group_norms(partition, x):
 
 
 @every_compressor
-@both_dtypes
+@pytest.mark.parametrize("dtype", [torch.float32, *more(torch.float64)])
 @pytest.mark.parametrize("ranks, everywhere", [(3, False), *more_of((1, True))])
 def test_the_error_stays_within_the_stated_bound(compressor, dtype, ranks, everywhere):
     """||C[x] - x|| <= q ||x|| in every group, of worker and servers; C[x] is 0 where not
@@ -68,7 +68,7 @@ def test_the_error_stays_within_the_stated_bound(compressor, dtype, ranks, every
 def test_a_row_has_the_bytes_that_it_promises(compressor, dtype):
     """The worker's rows and every server's, so that each reads what the other wrote.
 
-    And a stack of payloads is read as one.
+    A multiple of 16, so that NCCL copies rows in whole words. A stack of payloads is read as one.
     """
     layout = Layout(COMPRESSED_SHAPES, 3)
     (worker, _), *servers = partitions(3)
@@ -76,6 +76,7 @@ def test_a_row_has_the_bytes_that_it_promises(compressor, dtype):
     payloads = [made.compress(x, drawing()) for x in vectors(layout, dtype, layout.real)]
     for payload in payloads:
         assert payload.dtype == torch.uint8 and payload.shape == (3, made.row_bytes)
+        assert made.row_bytes % 16 == 0
         read = made.decompress(payload)
         for rank, (server, own) in enumerate(servers):
             other = compressor(server, dtype)

@@ -43,11 +43,12 @@ class Engines:
         return self
 
     def __exit__(self, *exception):
+        self._process.kill()
+        self._process.wait()
         self._process.stdin.close()
-        self._process.wait(30)
         self._process.stdout.close()
 
-    def __call__(self, ranks, function, *args, timeout=60):
+    def __call__(self, ranks, function, *args, timeout=240):
         """The results by rank. The first error of any rank is raised here, with its traceback."""
         job = (ranks, function.__module__, function.__name__, args, timeout)
         try:

@@ -1,6 +1,8 @@
 """What runs on each rank in the tests with the real engine: small models, seeded data."""
 
+import importlib.util
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,7 +21,7 @@ KINDS = {
     "OneBitLamb": {"freeze_step": 4},
 }
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-QUIET = {"train_micro_batch_size_per_gpu": 4, "steps_per_print": None}
+QUIET = {"train_micro_batch_size_per_gpu": 4, "steps_per_print": None}  # clips to 1.0 by default
 
 
 def small_model():
@@ -295,13 +297,14 @@ def pipeline(stages, folder=None, load=False, steps=7):
     import deepspeed
     from deepspeed.pipe import PipelineModule
 
+    deepspeed.init_distributed()
     torch.manual_seed(0)
     layers = [torch.nn.Linear(6, 12), Scale(), torch.nn.Linear(12, 5)]
     model = PipelineModule(
         layers, num_stages=stages, loss_fn=lambda y, target: (y - target).square().mean()
     )
     group = model.mpu().get_data_parallel_group()
-    config = old_config("OneBitAdam", gradient_accumulation_steps=2)
+    config = old_config("OneBitAdam", gradient_accumulation_steps=2, gradient_clipping=0.2)
     optimizer = quietly(
         onebit.deepspeed.from_config,
         config,
@@ -326,3 +329,19 @@ def pipeline(stages, folder=None, load=False, steps=7):
     stage = model.mpu().get_stage_id()
     parameters = [p.detach().clone() for p in model.parameters()]
     return stage, parameters, losses, optimizer.communication.last_step.bytes_sent
+
+
+def example(folder):
+    """examples/deepspeed_engine.py: 44 steps at once, and 42 that are saved and gone on with."""
+    path = Path(__file__).resolve().parents[2] / "examples" / "deepspeed_engine.py"
+    spec = importlib.util.spec_from_file_location("example", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    engine = quietly(module.make_engine, module.CONFIG)
+    quietly(module.train, engine, 42)
+    quietly(engine.save_checkpoint, folder)
+    resumed = quietly(module.make_engine, module.CONFIG)
+    resumed.load_checkpoint(folder)
+    at_save = numbers(engine), numbers(resumed)
+    quietly(module.train, resumed, 44)
+    return *at_save, resumed.basic_optimizer.steps

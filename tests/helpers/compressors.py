@@ -50,10 +50,10 @@ def named(compressor):
     )
 
 
-# Of Quantize each number of bits, norm and rounding once; all their combinations are `more`.
+# Of Quantize the fewest and the most bits, each norm and rounding once; the others are `more`.
 FIRST = {
-    "Quantize": ["2 max False", "4 l2 True", "8 max True", "16 l2 False"],
-    "TopK": ["0.001", "0.5"],
+    "Quantize": ["2 max False", "16 l2 True"],
+    "TopK": ["0.05"],
 }
 
 

@@ -3,10 +3,12 @@ a word and a block.
 """
 
 import importlib
+import math
 
 import pytest
 import torch
 
+from onebit.kernels import torch_ops
 from onebit.kernels.torch_ops import Terms
 from onebit.layout import BLOCK, Layout
 
@@ -17,6 +19,7 @@ SHAPES = {
     "around a word": [(63,), (64,), (65,)],
     "around a block": [(BLOCK - 1,), (BLOCK,), (BLOCK + 1,)],
     "odd and larger": [(100003,), (3, 5, 7)],
+    "more blocks than lanes": [(3,), (65 * BLOCK + 5,)],
     "many": [(1 + 37 * i % 101,) for i in range(60)] + [(70, 70), (0, 3)],
 }
 MASKS = {
@@ -76,9 +79,9 @@ class Worker:
             self.chunk, received, server_vector, server_scales, server_vector
         )
         decays, epsilons = [1 - 1e-3 * x for x in self.numbers], [1e-8] * len(self.numbers)
-        kernels.update(
-            self.partition, self.parameters, self.variance, payload, decays, self.numbers, epsilons
-        )
+        limits = [(0.5, math.inf, 0.05)[i % 3] for i in range(len(self.numbers))]
+        numbers = decays, self.numbers, epsilons, limits
+        bounded = kernels.update(self.partition, self.parameters, self.variance, payload, *numbers)
         self.worker, self.server, self.momentum = (
             (vector, scales),
             (server_vector, server_scales),
@@ -92,6 +95,7 @@ class Worker:
             answer,
             server_scales,
             server_vector,
+            bounded,
             *self.parameters,
         ]
         return [tensor.clone() for tensor in written]
@@ -139,3 +143,24 @@ def assert_same(found, expected):
         assert x.dtype == y.dtype and torch.equal(x, y), (
             f"result {i}: {int((x != y).sum())} of {x.numel()} differ"
         )
+
+
+def assert_bounded_by_hand(kernels, dtype):
+    """Signs + - + - and scale 2 under v = 1, 4, 16, 0: the limit 0.75 holds three of four moves.
+
+    NaN stays, infinity is no limit, and what is masked does not count.
+    """
+    layout = Layout([(4,), (2,), (2,)], 1)
+    active = layout.real.clone()
+    active[layout.starts[2] + 1] = False
+    partition = layout.worker_partition(active)
+    signs = torch.where(torch.arange(layout.size) % 2 == 0, 1.0, -1.0)
+    scales = torch.tensor([2.0, math.nan, 2.0, 0.0], dtype=dtype)
+    payload = torch_ops.join_payload(partition, torch_ops.pack_signs(signs), scales)
+    variance = torch.zeros(layout.size, dtype=dtype)
+    variance[:4] = torch.tensor([1.0, 4.0, 16.0, 0.0])
+    x = [torch.zeros(shape, dtype=dtype) for shape in layout.shapes]
+    numbers = [1.0] * 3, [1.0] * 3, [0.0] * 3, [0.75, 0.75, math.inf]
+    assert kernels.update(partition, x, variance, payload, *numbers).item() == 3
+    assert x[0].tolist() == [-0.75, 0.75, -0.5, 0.75]
+    assert x[1].isnan().all() and x[2].tolist() == [-math.inf, 0]

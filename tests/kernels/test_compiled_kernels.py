@@ -7,7 +7,13 @@ from itertools import product
 import pytest
 import torch
 from helpers.cases import more, more_of
-from helpers.kernel_steps import SHAPES, TYPES, Worker, assert_same
+from helpers.kernel_steps import (
+    SHAPES,
+    TYPES,
+    Worker,
+    assert_bounded_by_hand,
+    assert_same,
+)
 
 from onebit.kernels import torch_ops
 from onebit.kernels.torch_ops import Terms
@@ -17,10 +23,13 @@ from onebit.layout import BLOCK
 @pytest.mark.parametrize(
     "dtype, mask",
     [
-        (torch.float32, "all"),
         (torch.float32, "random"),
         (torch.float64, "random"),
-        *more_of((torch.float64, "all"), *product(TYPES, ("whole blocks", "none"))),
+        *more_of(
+            (torch.float32, "all"),
+            (torch.float64, "all"),
+            *product(TYPES, ("whole blocks", "none")),
+        ),
     ],
 )
 @pytest.mark.parametrize("name", SHAPES)
@@ -104,6 +113,7 @@ def test_nothing_beside_the_parameters_is_written_and_one_that_is_none_is_left_a
         [0.5] * 3,
         [1.0] * 3,
         [1.0] * 3,
+        [1.0] * 3,
     )
     assert torch.equal(storage, before)
 
@@ -172,6 +182,11 @@ def test_a_number_that_is_not_finite_stays_visible(kernels):
         worker.gradients[0][0][70] = value
         measured, _, scales, *_ = worker.step(kernels, worker.gradients[0])
         assert not measured[0].isfinite() and scales.isfinite().tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_move_beyond_the_limit_is_brought_to_it_and_counted(kernels, dtype):
+    assert_bounded_by_hand(kernels, dtype)
 
 
 def test_autograd_notices_an_update(kernels):

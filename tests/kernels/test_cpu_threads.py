@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.kernel_steps import Worker, assert_same
+from helpers.sums import in_lanes, numbers_to_add
 
 from onebit.kernels.torch_ops import Terms
 from onebit.layout import BLOCK, Column, Layout
@@ -75,6 +76,12 @@ def test_kernels_work_in_a_forked_child(cpu):
     assert receiver.recv_bytes() == in_parent
     child.join(30)
     assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("length", (0, 1, 64, 200))
+def test_numbers_are_added_in_lanes(loops, length):
+    numbers = numbers_to_add(length)
+    assert loops.sum_in_lanes(numbers.data_ptr(), length) == in_lanes(numbers.tolist())
 
 
 def test_no_two_compiled_functions_share_a_name(loops):

@@ -7,6 +7,7 @@ they did in the folder.
 
 import ctypes
 import importlib.util
+import math
 import os
 import re
 import subprocess
@@ -21,6 +22,8 @@ import pytest
 import torch
 from helpers import cuda_on_cpu
 from helpers.cases import more
+from helpers.kernel_steps import assert_bounded_by_hand
+from helpers.sums import LENGTHS, in_lanes, numbers_to_add
 
 from onebit.kernels import torch_ops
 from onebit.layout import BLOCK, Layout
@@ -55,6 +58,7 @@ FAULTS = {
         "if (thread.half == 1) right",
         "if (thread.half == 1 && thread.bit == 7) return sum; right",
     ),
+    "moves below the limit are not bounded": ("move < -moves.limit", "false"),
     "the next rank's share": (
         "__shfl_sync(ALL, mine, rank - first)",
         "__shfl_sync(ALL, mine, rank - first + 1)",
@@ -209,6 +213,18 @@ def test_a_gpu_gives_the_bits_of_their_definition():
 
 
 @needs_compiler
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_blocks_of_a_group_are_added_in_lanes(kernels, lengths):
+    """Up to more of them than a thread loads at the same time."""
+    numbers, sums = numbers_to_add(sum(lengths)), torch.empty(len(lengths), dtype=torch.float64)
+    ends = torch.tensor(lengths).cumsum(0)
+    ranges = torch.stack([ends - torch.tensor(lengths), ends], dim=1)
+    arguments = numbers, ranges, torch.tensor(lengths), len(lengths), sums
+    kernels._launch("sum_groups", torch.float32, 1, *arguments)
+    assert sums.tolist() == [in_lanes(run.tolist()) for run in numbers.split(lengths)]
+
+
+@needs_compiler
 def test_numbers_that_are_not_finite_pass_through_as_defined(kernels):
     layout = Layout([(200,), (300,)], 1)
     worker, g = layout.worker_partition(), torch.linspace(-1, 1, 200)
@@ -242,8 +258,15 @@ def test_a_tensors_neighbours_in_memory_are_neither_read_nor_written(kernels, dt
     assert kernels.measure(worker, [x]).tolist() == [400.0, 0.0]
     payload, scales = kernels.compress(worker, torch_ops.Terms([x], [1.0]), c, torch.zeros(2), c)
     assert scales.tolist() == [2.0, 0.0]
-    kernels.update(worker, [x], torch.ones(layout.size), payload, [1.0], [0.5], [0.0])
+    numbers = [1.0], [0.5], [0.0], [math.inf]
+    kernels.update(worker, [x], torch.ones(layout.size), payload, *numbers)
     assert x.eq(1).all() and guarded[:101].isnan().all() and guarded[201:].isnan().all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_move_beyond_the_limit_is_brought_to_it_and_counted(kernels, dtype):
+    assert_bounded_by_hand(kernels, dtype)
 
 
 @needs_compiler
@@ -253,9 +276,8 @@ def test_an_update_counts_as_a_change_for_autograd(kernels):
     payload = torch_ops.join_payload(
         worker, torch.zeros(layout.size // 8, dtype=torch.uint8), torch.ones(3)
     )
-    kernels.update(
-        worker, parameters, torch.ones(layout.size), payload, [1.0] * 2, [0.5] * 2, [0.0] * 2
-    )
+    numbers = [[number] * 2 for number in (1.0, 0.5, 0.0, math.inf)]
+    kernels.update(worker, parameters, torch.ones(layout.size), payload, *numbers)
     assert all(x.eq(1.5).all() and x._version > 0 for x in parameters)
 
 
@@ -362,13 +384,11 @@ def said(tmp_path_factory):
 
 
 @needs_compiler
-@pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_show(said, fault):
+def test_planted_faults_show(said):
     """As different results, or as an abort of the shim."""
-    if fault == "no fault":
-        assert said[fault] == "differs: []\n"
-    else:
-        assert said[fault].startswith(("differs: ['", "cuda_shim: "))
+    shown = {fault for fault, words in said.items() if words != "differs: []\n"}
+    assert shown == set(FAULTS) - {"no fault"}
+    assert all(said[fault].startswith(("differs: ['", "cuda_shim: ")) for fault in shown)
 
 
 def test_check_gpu_tells_a_wrong_result():
@@ -382,8 +402,9 @@ def test_check_gpu_tells_a_wrong_result():
 
         @staticmethod
         def update(partition, parameters, *args):
-            torch_ops.update(partition, parameters, *args)
+            bounded = torch_ops.update(partition, parameters, *args)
             parameters[0][0] += 1e-3
+            return bounded
 
     cases = [Case(shapes=((70,), (3,)), types=(torch.float32,))]
     assert [right for _, _, right in check_gpu.check_results(torch_ops, [CPU], cases)] == [True]

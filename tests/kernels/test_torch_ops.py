@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.cases import more
+from helpers.sums import LENGTHS, in_lanes, numbers_to_add
 
 from onebit.kernels import torch_ops
-from onebit.layout import ALIGNMENT, Layout
+from onebit.layout import ALIGNMENT, Layout, pack_bits, unpack_bits
 
 
 @pytest.mark.parametrize("n", [0, 1000, 4096, *more(8, 64)])
@@ -19,6 +20,22 @@ def test_packed_signs_are_numpys_little_endian_bits(n):
     if n % ALIGNMENT == 0:
         scaled = torch_ops.scaled_signs(bits, torch.tensor([2.5]), torch.tensor([n]))
         assert torch.equal(scaled, torch.where(x >= 0, 2.5, -2.5))
+
+
+def test_bits_are_packed_and_unpacked_in_little_endian_order():
+    flags = torch.rand(1600, generator=torch.Generator().manual_seed(0)) < 0.3
+    bits = pack_bits(flags)
+    np.testing.assert_array_equal(bits.numpy(), np.packbits(flags.numpy(), bitorder="little"))
+    assert torch.equal(unpack_bits(bits), flags)
+    assert torch.equal(pack_bits(flags[::2]), pack_bits(flags[::2].clone()))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_neighbouring_numbers_are_added_in_lanes(lengths):
+    """Bit for bit what adding one number after another to its lane, then halves, gives."""
+    numbers = numbers_to_add(sum(lengths))
+    found = torch_ops.sums_of_runs(numbers, torch.tensor(lengths))
+    assert found.tolist() == [in_lanes(run.tolist()) for run in numbers.split(lengths)]
 
 
 def test_sums_do_not_depend_on_the_number_of_threads():

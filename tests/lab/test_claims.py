@@ -41,8 +41,8 @@ def test_equivalence_is_paired_by_seed(tmp_path):
     ("name", "kept", "told"),
     [
         ("run.json", 0.5, "run.json is broken"),
-        ("curve.csv", 0.5, "curve.csv does not go on to step 200"),
-        ("curve.csv", 0, "curve.csv does not go on"),
+        ("curve.csv", 0.5, "curve.csv does not reach step 200"),
+        ("curve.csv", 0, "curve.csv does not reach"),
     ],
 )
 def test_a_file_that_was_written_in_part_is_named(name, kept, told, tmp_path):

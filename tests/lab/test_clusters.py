@@ -210,8 +210,8 @@ def test_the_exchange_that_is_timed_is_the_optimizers():
         contenders.exchanges(communicator, 1000)["compressed"]()
         return communicator.bytes_sent
 
-    # the agreement of 16 bytes, then twice 512 bits and a scale
-    assert run_threads(2, counted)[0] == 16 + 2 * (512 // 8 + 4)
+    # the agreement of 16 bytes, then twice a row of 512 bits and a scale, in words of 16 bytes
+    assert run_threads(2, counted)[0] == 16 + 2 * 80
 
 
 def test_a_case_goes_to_its_ranks_and_back_unchanged():

@@ -2,6 +2,7 @@
 
 import matplotlib.pyplot as plt
 import pytest
+from helpers.cases import holds_for_each
 from PIL import Image
 
 from onebit.lab.report import figure as figures
@@ -33,7 +34,7 @@ def redrawn(name):
     return drawing
 
 
-@pytest.mark.parametrize("name", COMMITTED)
+@holds_for_each([(name,) for name in COMMITTED])
 def test_a_committed_figure_is_what_the_code_draws_from_the_committed_rows(name):
     """Both of its files carry the fingerprint of all texts and data that were drawn."""
     path = RESULTS / "figures" / f"{name}.png"

@@ -70,8 +70,13 @@ def test_a_choice_of_communication_changes_nothing_else():
     assert all(callable(get_class(config.comm["_target_"])) for config in configs)
 
 
-@pytest.mark.parametrize("experiment", ["figure_04", "table_02", "glue_rte"])
-@pytest.mark.parametrize(("profile", "steps"), [("smoke", 5), ("laptop", 400), ("paper", 997)])
+@holds_for_each(
+    [
+        (experiment, profile, steps)
+        for experiment in ("figure_04", "table_02", "glue_rte")
+        for profile, steps in (("smoke", 5), ("laptop", 400), ("paper", 997))
+    ]
+)
 def test_steps_is_the_total_number_of_steps_and_scales_the_rest(experiment, profile, steps):
     """All phases together have so many; T_w and the rate's schedule keep the paper's proportion."""
     paper = composed([f"experiment={experiment}", "profile=paper"])
@@ -189,7 +194,7 @@ def test_no_weight_decay_on_biases_and_layer_norms():
         ("sede=3", "seed"),
         ("phases.seq128.warmups=3", "phases.seq128.warmup"),
         ("optimizer.beta=3", "optimizer.betas"),
-        ("scale.steps_divisor=3", "scale.steps_divisor"),
+        ("scale.step_divisor=3", "scale.steps_divisor"),
         ("warmup_step=3", "warmup_steps"),
         ("checkpoint-every=3", "checkpoint_every"),
         ("--seed=3", "seed=3"),
@@ -264,7 +269,7 @@ def test_command_line_errors_are_one_line(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("task", sorted(path.stem for path in (CONF / "task").glob("*.yaml")))
+@holds_for_each([(path.stem,) for path in sorted((CONF / "task").glob("*.yaml"))])
 def test_every_task_has_a_scale_for_each_profile(task):
     needed = [CONF / "scale" / f"{task}_{profile}.yaml" for profile in NAMES["profile"]]
     missing = [f"conf/scale/{path.name}" for path in needed if not path.exists()]

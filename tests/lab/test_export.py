@@ -393,7 +393,7 @@ def test_one_run_that_diverged_does_not_decide_what_is_to_fall_behind(tmp_path):
     [
         (
             {"changes": {"pretraining": None}},
-            "not fine-tuned from weights of onebit.lab.export",
+            "not fine-tuned from weights that onebit.lab.export wrote",
         ),
         ({"changes": {"optimizer": "onebit_adam"}}, "fine-tuned with onebit_adam"),
         ({"before": {"optimizer": "adam"}}, "weights of adam, seed-2"),

@@ -75,12 +75,12 @@ def assert_papers_curves(name, drawing):
     )
     files = [path for path in results.PAPER.glob("*.csv") if re.fullmatch(pattern, path.stem)]
     points = [pd.read_csv(path) for path in files]
-    known = {tuple(curve.x) for frame in points for _, curve in frame.groupby("curve")}
+    known = [set(curve.x) for frame in points for _, curve in frame.groupby("curve")]
     papers = [axes for axes in drawing.axes if "paper" in axes.get_title()]
     assert papers, name
     for axes in papers:
         curves = [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) > 2]
-        assert curves and set(curves) <= known, name
+        assert curves and all(any(set(xs) <= own for own in known) for xs in curves), name
 
 
 def test_an_optimizer_looks_the_same_in_every_panel(drawings):

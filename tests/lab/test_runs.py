@@ -11,7 +11,7 @@ from helpers.mpi_ranks import run_mpirun
 from helpers.waiting import eventually
 
 from onebit.lab.config import composed
-from onebit.lab.runs.compare import check_folder
+from onebit.lab.runs.compare import check_folder, differing, what_is_computed
 from onebit.lab.runs.recorder import COLUMNS, Recorder
 from onebit.lab.training.loop import Training
 
@@ -115,6 +115,18 @@ def test_a_run_is_neither_lost_nor_continued_as_another(options):
         check("resume=true", "overwrite=true")
     assert check("resume=true", "wandb=offline") == "finished"
     assert check("overwrite=true") is None
+
+
+def test_a_run_from_before_bounded_steps_is_one_without_the_bound():
+    """It may be compared and continued with a run that says so, but not with a bounded one."""
+    own = {"_target_": "onebit.OneBitAdam", "betas": [0.9, 0.999], "warmup": 3}
+    older, off, on = (
+        {"optimizer": "onebit_adam", "workers": 2, "config": {"lr": 1.0, "optimizer": own | more}}
+        for more in ({}, {"bound_steps": False}, {"bound_steps": True})
+    )
+    assert what_is_computed(older["config"]) == what_is_computed(off["config"])
+    assert differing(older, off) == []
+    assert differing(older, on) == differing(off, on) == ["optimizer.bound_steps"]
 
 
 def test_methods_of_one_seed_see_the_same_weights_and_data(options, tmp_path):

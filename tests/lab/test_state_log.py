@@ -52,11 +52,9 @@ def watched(kind, quantities, steps=6, by_tensor=True, every=2, **more):
         watcher.before(step)
         optimizer.step()
         rows[step] = watcher.after(step)
+    keys = ("exp_avg_sq", *optimizer.tensor_scalars)
     states.append(
-        {
-            name: {key: optimizer.state[p][key] for key in ("exp_avg_sq", *optimizer.tensor_scalars)}
-            for name, p in named.items()
-        }
+        {name: {key: optimizer.state[p][key] for key in keys} for name, p in named.items()}
     )
     return rows, states
 

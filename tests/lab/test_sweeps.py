@@ -3,6 +3,7 @@
 import matplotlib.pyplot as plt
 import pytest
 from helpers import synthetic
+from helpers.cases import holds_for_each
 
 from onebit.lab import plan
 from onebit.lab.config import composed, plain
@@ -10,6 +11,7 @@ from onebit.lab.report.artifact import load_artifact, names, overrides_of, sweep
 from onebit.lab.report.style import LOOKS
 from onebit.lab.reproduce import runs_of
 from onebit.lab.runs import load as results
+from onebit.lab.runs.compare import differing
 from onebit.lab.training.run import run_from
 
 NAMES = [name for name in names() if name.startswith("sweep_")]
@@ -181,10 +183,10 @@ def test_the_profile_smoke_trains_some_of_the_compressors_only():
     )
 
 
-@pytest.mark.parametrize("method", sweep_overrides())
+@holds_for_each([(method,) for method in sweep_overrides()])
 def test_a_variant_is_configured_as_its_committed_runs_were(method):
     options = ["experiment=figure_04", "profile=laptop", *overrides_of(method), "comm=gloo"]
     asked = {"optimizer": method, "workers": 4, "config": plain(composed(options))}
     committed = results.load_records(results.RESULTS, "figure_04", "laptop", (method,))
     assert asked["config"]["method"] == method
-    assert committed and all(results.differing(record, asked) == [] for record in committed)
+    assert committed and all(differing(record, asked) == [] for record in committed)

@@ -240,12 +240,13 @@ def test_the_profile_smoke_trains_one_experiment_of_each_kind():
 def test_the_plan_of_a_table_is_that_of_all_its_experiments():
     text = describe("table_03", "paper", MACHINES["paper"])
     assert text.count("\n\n") == len(TABLE.trains) - 1
+    told = " ".join(text.split())
     for part in (
         "rajpurkar/squad",
         "nyu-mll/glue",
         "1,848 steps, T_w = 400, 96 examples of 384 tokens a step: 32 workers x 1 x 3",
         "233 steps",
         "experiment=glue_mnli profile=paper optimizer=NAME",
-        "onebit.lab.export each; fine-tune with Adam",
+        "export each with onebit.lab.export; fine-tune with Adam",
     ):
-        assert part in text
+        assert part in told

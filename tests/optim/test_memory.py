@@ -2,11 +2,14 @@
 
 import gc
 import time
+import weakref
 
 import pytest
 import torch
 from helpers.cases import more
 from helpers.launch import BACKENDS
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import onebit
 
@@ -65,3 +68,49 @@ def test_overlap_keeps_the_errors_twice():
     size = 4
     for found in BACKENDS["gloo"](size, state_bytes, True, False):
         assert all(value <= 8.3 + 4 / size + 4 + 4 / size for value in found[2:]), found
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes that the results of torch's functions hold, while it is entered."""
+
+    def __init__(self):
+        super().__init__()
+        self.peak, self._made = 0, []
+        self._before = {data_pointer(x) for x in gc.get_objects() if isinstance(x, torch.Tensor)}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self._made += [weakref.ref(x) for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        self.peak = max(self.peak, self.now())
+        return result
+
+    def now(self):
+        """Bytes of the storages that are new since the beginning."""
+        living = [x for x in (made() for made in self._made) if x is not None]
+        self._made = [weakref.ref(x) for x in living]
+        sizes = {data_pointer(x): x.untyped_storage().nbytes() for x in living}
+        return sum(size for at, size in sizes.items() if at not in self._before)
+
+
+def data_pointer(x):
+    return x.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("make", [onebit.OneBitAdam, onebit.OneBitLamb, onebit.ZeroOneAdam])
+def test_neither_the_freeze_nor_state_dict_takes_much_memory_for_a_moment(make):
+    """At most 4 bytes an element more than what stays, with torch's own kernels too."""
+    warmup = {"variance_freeze_step": 2} if make is onebit.ZeroOneAdam else {"warmup": 2}
+    params = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+    optimizer = make(params, communicator=onebit.comm.Single(), variance_floor=1e-6, **warmup)
+    for t in range(3):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(t))
+        if t == 2 and make is not onebit.ZeroOneAdam:
+            with torch.no_grad(), Live() as live:
+                optimizer._follow_phase()
+            assert (live.peak - live.now()) / N <= 4
+        optimizer.step()
+    with Live() as live:
+        state = optimizer.state_dict()
+        assert (live.peak - live.now()) / N <= 4
+    assert len(state["state"]) == len(SHAPES)

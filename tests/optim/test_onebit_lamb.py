@@ -62,7 +62,7 @@ def fused_segments(ranks):
         ("fused", "variance", Identity, reference.identity),
     ],
 )
-@pytest.mark.parametrize("bias_correction, max_norm", [(True, 5.0), (False, None)])
+@pytest.mark.parametrize("bias_correction, max_norm", [(True, 5.0), *more_of((False, None))])
 def test_onebit_lamb_equals_its_reference(
     ranks, scale, ratio_of, compressor, C, bias_correction, max_norm
 ):

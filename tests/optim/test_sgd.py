@@ -96,15 +96,16 @@ def test_every_rank_holds_the_same_bits_after_every_step_that_syncs(ranks, kind,
     "kind, options, calls, sent",
     [
         (onebit.DistributedSGD, {"momentum": 0.9}, 2, 2 * 3 * 3264 * 4),
-        (onebit.DoubleSqueeze, {}, 3, 3 * 16 + 2 * 3 * (3264 // 8 + 3 * 4)),
-        (onebit.EFMomentumSGD, {}, 3, 3 * 16 + 2 * 3 * (3264 // 8 + 3 * 4)),
+        (onebit.DoubleSqueeze, {}, 3, 3 * 16 + 2 * 3 * 432),
+        (onebit.EFMomentumSGD, {}, 3, 3 * 16 + 2 * 3 * 432),
         (onebit.LocalSGD, {"momentum": 0.9}, 1 + 4, 3 * 16 + 2 * 2 * 3 * 3264 * 4),
         (onebit.LocalSGD, {}, 1 + 2, 3 * 16 + 2 * 3 * 3264 * 4),
         (onebit.LocalSGD, {"check_finite": False}, 2, 2 * 3 * 3264 * 4),
     ],
 )
 def test_bytes_of_a_step_are_those_of_its_exchanges(kind, options, calls, sent):
-    """Four chunks of 3264 elements, at most three scales in one.
+    """Four chunks of 3264 elements, at most three scales in one: a row has 432 bytes, a multiple of
+    16 that holds 3264 / 8 + 3 * 4.
 
     Local SGD sends in every fourth step only.
     """

@@ -6,6 +6,7 @@ from argparse import ArgumentTypeError
 from math import inf
 
 import pytest
+from helpers.cases import holds_for_each
 
 from onebit.plan import Question, answers, pays_below, units
 from onebit.plan.__main__ import main
@@ -33,8 +34,7 @@ def test_times_are_read_as_they_are_written(text, value):
     assert units.seconds(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
+@holds_for_each(
     [
         (units.bits_per_second, "10"),
         (units.bits_per_second, "0Gbit"),
@@ -44,7 +44,7 @@ def test_times_are_read_as_they_are_written(text, value):
         (units.count, "many"),
         (units.share, "1.2"),
         (units.share, "%"),
-    ],
+    ]
 )
 def test_other_quantities_are_refused(kind, text):
     with pytest.raises(ArgumentTypeError):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.cases import holds_for_each
 
 import onebit
 from onebit.comm import run_threads
@@ -64,8 +65,7 @@ def test_one_rank_exchanges_nothing():
 SHAPES = [[(1,)], [(1000,), (64,), (3, 70)], [(0,), (65,), (0, 3), (4097,)], [(7,)] * 40]
 
 
-@pytest.mark.parametrize("shapes", SHAPES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@holds_for_each([(shapes, ranks) for shapes in SHAPES for ranks in (1, 2, 3, 8)])
 def test_a_message_is_as_long_as_the_compressors(shapes, ranks):
     compressor = Sign(Layout(shapes, ranks).worker_partition(), torch.float32)
     assert message_bytes(shapes, ranks) == compressor.row_bytes

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import synthetic
+from helpers.cases import holds_for_each
 from helpers.waiting import eventually
 
 from onebit.lab import mpirun_sweep, pull
@@ -70,7 +71,7 @@ def test_every_experiment_has_a_row_of_resources():
         assert [row["experiment"] for row in csv.DictReader(file)] == EXPERIMENTS
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@holds_for_each([(experiment,) for experiment in EXPERIMENTS])
 def test_the_resources_are_the_workers_of_the_papers_run(experiment):
     """As many as the batch has micro-batches, 64 at most; the batch can be divided among them."""
     asked = resources(experiment)

@@ -27,7 +27,8 @@ class Quantize(Compressor):
 
     Where q is 1 or more, error feedback can let the error grow without bound: for long vectors use
     the max norm and round to the nearest, or use no feedback. A row's message is its codes k, n/8
-    bytes per element, lowest bits first, then one norm for each of its pieces.
+    bytes per element, lowest bits first, then one norm for each of its pieces, then zeros up to a
+    multiple of 16 bytes.
 
     Args:
         bits: n, one of 2, 4, 8, 16.
@@ -57,9 +58,7 @@ class Quantize(Compressor):
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         self.bits, self.norm, self.levels = bits, norm, 2 ** (bits - 1) - 1
         self.seed = seed if stochastic else None
-        self.row_bytes = (
-            partition.row_elements * bits // 8 + partition.piece_lengths.shape[1] * dtype.itemsize
-        )
+        self.row_bytes = partition.row_bytes(bits, dtype.itemsize)
         # of the codes in a byte
         self._shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=partition.mask.device)
 

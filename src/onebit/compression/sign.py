@@ -15,7 +15,7 @@ class Sign(Compressor):
 
     The scale gives C[x] the l2 norm of x in each group ("1-bit Adam", section 4.3); `count` is the
     number of active elements. A row's message is its bits, 1/8 byte per element, then one scale for
-    each of its pieces.
+    each of its pieces, then zeros up to a multiple of 16 bytes.
 
     q^2 = 2 - 2 / sqrt(count), which a vector with a single nonzero element attains. In general
     ||C[x] - x||^2 / ||x||^2 = 2 - 2 ||x||_1 / (sqrt(count) ||x||_2), which is 0.4 for normally
@@ -25,9 +25,7 @@ class Sign(Compressor):
     def __init__(self, partition: Partition, dtype: torch.dtype):
         super().__init__(partition, dtype)
         self.kernels = kernels.for_device(partition.mask.device.type)
-        self.row_bytes = (
-            partition.row_elements // 8 + partition.piece_lengths.shape[1] * dtype.itemsize
-        )
+        self.row_bytes = partition.row_bytes(1, dtype.itemsize)
 
     def compress(self, x: Tensor, generator: Generator | None = None) -> Tensor:
         sums = torch_ops.block_sums(self.partition, x)
@@ -73,7 +71,8 @@ class SignFeedback:
             return partition.zeros(self.compressor.dtype)
         signs = torch_ops.pack_signs(self._compensated)
         sent = torch_ops.scaled_signs(signs, self._scales, partition.lengths)
-        return torch.where(partition.active, self._compensated - sent, 0)
+        error = torch.sub(self._compensated, sent, out=sent)
+        return error.masked_fill_(partition.inactive, 0)
 
     @error.setter
     def error(self, value: Tensor) -> None:

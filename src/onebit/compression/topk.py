@@ -5,7 +5,7 @@ import torch
 from torch import Generator, Tensor
 
 from onebit.compression.base import Compressor
-from onebit.layout import Partition
+from onebit.layout import Partition, round_up
 
 
 class TopK(Compressor):
@@ -32,7 +32,8 @@ class TopK(Compressor):
                 f"not {density!r}"
             )
         rows, pieces = partition.piece_lengths.shape
-        self._room = ceil(density * partition.row_elements) + pieces
+        # of 8 or 12 bytes each, so that a row is a multiple of 16 bytes
+        self._room = round_up(ceil(density * partition.row_elements) + pieces, 4)
         self.row_bytes = self._room * (dtype.itemsize + 4)
         self._lengths = partition.piece_lengths.flatten().tolist()
         counts = [int(piece.sum()) for piece in partition.active.split(self._lengths)]

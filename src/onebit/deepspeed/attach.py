@@ -1,10 +1,12 @@
 """DeepSpeed's engine leaves averaging, clipping and skipping to the optimizer."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onebit.deepspeed.checks import check, optimizer_of
+from onebit.deepspeed.clipping import take_over_clipping
 from onebit.deepspeed.each_rank import keep_each_rank
 from onebit.deepspeed.half import is_half, step_in_half
+from onebit.deepspeed.internals import Engine, Optimizer
 from onebit.deepspeed.monitor import report
 from onebit.deepspeed.prepare import prepare
 
@@ -51,7 +53,7 @@ def attach(engine: "DeepSpeedEngine") -> "DeepSpeedEngine":
     return engine
 
 
-def stop_averaging(engine) -> None:
+def stop_averaging(engine: Engine) -> None:
     """For good: the switch is off, and what it switches does nothing, also when it is called."""
     engine.enable_backward_allreduce = False
     if hasattr(engine, "pipeline_enable_backward_allreduce"):
@@ -59,19 +61,10 @@ def stop_averaging(engine) -> None:
     engine.allreduce_gradients = _nothing
 
 
-def take_over_clipping(engine, optimizer) -> None:
-    norm = engine.gradient_clipping()
-    if norm:
-        optimizer.max_grad_norm = norm  # `check` has made sure that it had no other
-    engine.clip_fp32_gradients = _nothing
-    if is_half(engine):
-        engine.optimizer.clip_grad = 0.0
-
-
-def _nothing(*args, **kwargs) -> None:
+def _nothing(*args: Any, **kwargs: Any) -> None:
     """What the engine would do with gradients is the optimizer's now."""
 
 
-def _tell_skipped(optimizer, *step_arguments) -> None:
+def _tell_skipped(optimizer: Optimizer, *step_arguments: Any) -> None:
     """The engine looks at `overflow`: a skipped step must not move the learning-rate schedule."""
     optimizer.overflow = optimizer.last_step_skipped

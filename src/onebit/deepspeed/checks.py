@@ -1,14 +1,16 @@
 """What an engine must be like before `attach` changes anything; every refusal says what to do."""
 
+from typing import Any
+
 import torch.distributed as dist
 
 from onebit.comm import TorchDistributed
 from onebit.deepspeed.config import zero_refusal
 from onebit.deepspeed.half import is_half
-from onebit.deepspeed.internals import Optimizer
+from onebit.deepspeed.internals import Engine, Optimizer
 
 
-def optimizer_of(engine) -> Optimizer:
+def optimizer_of(engine: Engine) -> Optimizer:
     """The engine's optimizer, without DeepSpeed's wrapper. TypeError if it is not onebit's."""
     import deepspeed
 
@@ -27,7 +29,7 @@ def optimizer_of(engine) -> Optimizer:
     return optimizer
 
 
-def check(engine, optimizer: Optimizer) -> None:
+def check(engine: Engine, optimizer: Optimizer) -> None:
     """Raise ValueError if the two cannot work together, before anything has changed."""
     _check_engine(engine)
     _check_wrapper(engine, optimizer)
@@ -37,7 +39,7 @@ def check(engine, optimizer: Optimizer) -> None:
     _check_tied_weights(engine, optimizer)
 
 
-def _check_engine(engine) -> None:
+def _check_engine(engine: Engine) -> None:
     if engine.zero_optimization_stage() > 0:
         stage = int(engine.zero_optimization_stage())
         raise ValueError(zero_refusal(f"the engine runs ZeRO stage {stage}"))
@@ -54,7 +56,7 @@ def _check_engine(engine) -> None:
         )
 
 
-def _check_wrapper(engine, optimizer: Optimizer) -> None:
+def _check_wrapper(engine: Engine, optimizer: Optimizer) -> None:
     if engine.optimizer is not optimizer and not is_half(engine):
         raise ValueError(
             f"DeepSpeed has wrapped the optimizer in {type(engine.optimizer).__name__}, which cuts "
@@ -68,7 +70,7 @@ def _check_wrapper(engine, optimizer: Optimizer) -> None:
         )
 
 
-def _check_optimizer(engine, optimizer: Optimizer) -> None:
+def _check_optimizer(engine: Engine, optimizer: Optimizer) -> None:
     if optimizer.overlap:
         raise ValueError(
             "overlap=True sends buckets during backward, before the engine knows whether the "
@@ -79,29 +81,20 @@ def _check_optimizer(engine, optimizer: Optimizer) -> None:
             "check_finite=False, but half precision needs all ranks to skip a step together: make "
             "the optimizer with check_finite=True"
         )
-    norm, own = engine.gradient_clipping(), optimizer.max_grad_norm
-    if norm and own is not None and own != norm:
+    own = optimizer.max_grad_norm
+    if "gradient_clipping" in engine.config and own not in (None, engine.gradient_clipping()):
         raise ValueError(
-            f"gradient_clipping is {norm} and the optimizer's max_grad_norm {own}: keep one of them"
-        )
-    if (norm or own) and _model_parallel_size(engine) > 1:
-        raise ValueError(
-            "gradient clipping needs the norm over all stages or slices of the model, and each "
-            "optimizer has its own stage only: set gradient_clipping to 0, or train without "
-            "pipeline and model parallelism"
+            f"gradient_clipping is {engine.gradient_clipping()} and the optimizer's max_grad_norm "
+            f"{own}: keep one of them"
         )
 
 
-def _model_parallel_size(engine) -> int:
-    return engine.mpu.get_model_parallel_world_size() if engine.mpu is not None else 1
-
-
-def data_parallel_group(engine) -> dist.ProcessGroup | None:
+def data_parallel_group(engine: Engine) -> dist.ProcessGroup | None:
     """The ranks that hold the same parameters as this one; None: all."""
     return engine.mpu.get_data_parallel_group() if engine.mpu is not None else None
 
 
-def _check_ranks(engine, optimizer: Optimizer) -> None:
+def _check_ranks(engine: Engine, optimizer: Optimizer) -> None:
     """Both must average over the same processes."""
     communicator = optimizer.communicator
     group = data_parallel_group(engine)
@@ -120,7 +113,7 @@ def _check_ranks(engine, optimizer: Optimizer) -> None:
         )
 
 
-def _check_parameters(engine, optimizer: Optimizer) -> None:
+def _check_parameters(engine: Engine, optimizer: Optimizer) -> None:
     known = {id(p) for group in _trained_groups(engine, optimizer) for p in group}
     for name, p in engine.module.named_parameters():
         if p.requires_grad and id(p) not in known:
@@ -130,17 +123,17 @@ def _check_parameters(engine, optimizer: Optimizer) -> None:
             )
 
 
-def _trained_groups(engine, optimizer: Optimizer) -> list:
+def _trained_groups(engine: Engine, optimizer: Optimizer) -> list:
     """The model's own parameters by group: with half precision the optimizer has copies of them."""
     if is_half(engine):
         return engine.optimizer.fp16_groups
     return [group["params"] for group in optimizer.param_groups]
 
 
-def _check_tied_weights(engine, optimizer: Optimizer) -> None:
+def _check_tied_weights(engine: Engine, optimizer: Optimizer) -> None:
     """Copies of a tied weight on two stages stay equal only if their averages are exact."""
-    tied = getattr(engine.module, "get_tied_weights_and_groups", list)()
-    tied = {id(weight) for weight, _ in tied}
+    weights: Any = getattr(engine.module, "get_tied_weights_and_groups", list)()
+    tied = {id(weight) for weight, _ in weights}
     pairs = zip(_trained_groups(engine, optimizer), optimizer.param_groups)
     if any(id(p) in tied and group["compress"] for params, group in pairs for p in params):
         raise ValueError(

@@ -3,13 +3,16 @@
 import copy
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from onebit.comm import Communicator
 from onebit.comm.base import launched_processes
 from onebit.deepspeed.groups import translate_groups
-from onebit.deepspeed.options import block_of, check_not_auto, say, translate
+from onebit.deepspeed.options import Block, block_of, check_not_auto, say, translate
 from onebit.deepspeed.prepare import prepare
 
 # What attach takes over, or what concerned the engine's own averaging of gradients.
@@ -21,15 +24,16 @@ TAKEN_OVER = (
     "communication_data_type",
     "fp32_allreduce",
 )
+DEFAULT_CLIPPING = 1.0
 AVERAGING = TAKEN_OVER[2:]
 
 
 def from_config(
     config: dict | str | os.PathLike,
-    params,
+    params: Iterable,
     *,
-    communicator=None,
-    **options,
+    communicator: Communicator | None = None,
+    **options: Any,
 ) -> torch.optim.Optimizer:
     """The optimizer that an old configuration asks for, ready to be given to deepspeed.initialize.
 
@@ -52,19 +56,20 @@ def from_config(
     """
     config = read(config)
     whole = config if "optimizer" in config or "type" not in config else None
-    block_dict = _optimizer_block(config)
+    block_dict: Any = _optimizer_block(config)
     block = block_of(block_dict.get("type"))
     check_engine_options(whole or {})
     given = {name: value for name, value in (block_dict.get("params") or {}).items()}
     _drop_overridden(block, given, options)
-    max_grad_norm = _max_grad_norm(whole or {}, given, options)
+    max_grad_norm = _max_grad_norm(whole, given, options)
     translated = translate(block, given) | {"max_grad_norm": max_grad_norm} | options
     _say_averaging(whole or {})
     _initialize_process_group(communicator)
     optimizer = block.optimizer(
         translate_groups(params, block), **translated, communicator=communicator
     )
-    return prepare(optimizer)
+    prepare(optimizer).in_engine.knows_clipping = whole is not None
+    return optimizer
 
 
 def engine_config(config: dict | str | os.PathLike) -> dict:
@@ -116,7 +121,7 @@ def _optimizer_block(config: dict) -> dict:
     )
 
 
-def _drop_overridden(block, given: dict, options: dict) -> None:
+def _drop_overridden(block: Block, given: dict, options: dict) -> None:
     """An option given to from_config replaces the file's, "auto" included."""
     names = {**block.renamed, block.freeze[0]: block.freeze[1]}
     for name in [name for name in given if names.get(name, name) in options]:
@@ -155,26 +160,26 @@ def zero_refusal(found: str) -> str:
     )
 
 
-def _max_grad_norm(config: dict, given: dict, options: dict) -> float | None:
+def _max_grad_norm(config: dict | None, given: dict, options: dict) -> float | None:
     """The clipping norm: gradient_clipping, or max_grad_norm of the block; 0 is none."""
     if "max_grad_norm" in options:
         given.pop("max_grad_norm", None)
         return options["max_grad_norm"]
-    clipping = config.get("gradient_clipping") or 0.0
+    clipping = _gradient_clipping(config)
     in_block = given.get("max_grad_norm") or 0.0
     check_not_auto("gradient_clipping", clipping)
     check_not_auto("optimizer.params.max_grad_norm", in_block)
-    if in_block and clipping and in_block != clipping:
+    if in_block and clipping not in (0.0, in_block) and "gradient_clipping" in (config or {}):
         raise ValueError(
             f"gradient_clipping is {clipping} and optimizer.params.max_grad_norm {in_block}: keep "
             "one of them"
         )
-    if in_block and not clipping:
+    if in_block:
         say(
             f"max_grad_norm={in_block} in the optimizer block clips here, while the old optimizers "
             "never used it: remove it for the old behaviour, or write gradient_clipping instead"
         )
-    return clipping or in_block or None
+    return in_block or clipping or None
 
 
 def _say_averaging(config: dict) -> None:
@@ -190,10 +195,22 @@ def _say_averaging(config: dict) -> None:
         )
 
 
+def _gradient_clipping(config: dict | None) -> float:
+    """DeepSpeed clips to 1.0 unless the configuration says otherwise; a block says nothing."""
+    if config is None:
+        return 0.0
+    if "gradient_clipping" not in config:
+        say(
+            f"gradient_clipping is missing: as in DeepSpeed gradients are clipped to "
+            f"{DEFAULT_CLIPPING}. Set it, to 0 for no clipping"
+        )
+    return config.get("gradient_clipping", DEFAULT_CLIPPING) or 0.0
+
+
 _NEUTRAL = ("gradient_predivide_factor", 1.0)
 
 
-def _initialize_process_group(communicator) -> None:
+def _initialize_process_group(communicator: Communicator | None) -> None:
     """Do now what deepspeed.initialize would do a moment later, since the optimizer needs it."""
     if communicator is not None or torch.distributed.is_initialized() or not launched_processes():
         return

@@ -7,6 +7,7 @@ is written where one rank's state serves all: in the warm-up, and after optimize
 
 import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,9 +15,10 @@ import torch.distributed as dist
 
 from onebit.deepspeed import internals
 from onebit.deepspeed.half import refresh_model
+from onebit.deepspeed.internals import Engine, Optimizer
 
 
-def keep_each_rank(engine, optimizer) -> None:
+def keep_each_rank(engine: Engine, optimizer: Optimizer) -> None:
     """Let the engine's save_checkpoint and load_checkpoint keep every rank's own state."""
     save, load = engine.save_checkpoint, engine.load_checkpoint
 
@@ -43,7 +45,7 @@ def keep_each_rank(engine, optimizer) -> None:
     engine.save_checkpoint, engine.load_checkpoint = save_checkpoint, load_checkpoint
 
 
-def _arguments(function, args, kwargs) -> dict:
+def _arguments(function: Callable, args: tuple, kwargs: dict) -> dict:
     call = inspect.signature(function).bind(*args, **kwargs)
     call.apply_defaults()
     return call.arguments
@@ -69,7 +71,7 @@ def _on_all_ranks(function, *args):
 # ---- files
 
 
-def _folder(load_dir, tag) -> Path | None:
+def _folder(load_dir: str | os.PathLike, tag: str | None) -> Path | None:
     """Where DeepSpeed will look for the checkpoint; None if it will find none."""
     latest = Path(load_dir, "latest")
     if tag is None and not latest.is_file():
@@ -77,13 +79,13 @@ def _folder(load_dir, tag) -> Path | None:
     return Path(load_dir, str(tag) if tag is not None else latest.read_text().strip())
 
 
-def _name(engine, optimizer) -> str:
+def _name(engine: Engine, optimizer: Optimizer) -> str:
     model_rank = engine.mpu.get_model_parallel_rank() if engine.mpu is not None else 0
     rank, size = optimizer.communicator.rank, optimizer.communicator.size
     return f"onebit_mp_rank_{model_rank:02d}_dp_rank_{rank:02d}_of_{size:02d}.pt"
 
 
-def _write_own(engine, optimizer, folder: Path) -> None:
+def _write_own(engine: Engine, optimizer: Optimizer, folder: Path) -> None:
     """Whole or not at all: a file that is being written has another name."""
     path = folder / _name(engine, optimizer)
     own = own_state(optimizer)
@@ -97,7 +99,7 @@ def _write_own(engine, optimizer, folder: Path) -> None:
     os.replace(partial, path)
 
 
-def _read_own(engine, optimizer, folder: Path) -> dict:
+def _read_own(engine: Engine, optimizer: Optimizer, folder: Path) -> dict:
     """What this rank saved; empty if nothing was needed. ValueError for another number of ranks."""
     path = folder / _name(engine, optimizer)
     if path.is_file():
@@ -116,7 +118,7 @@ def _read_own(engine, optimizer, folder: Path) -> dict:
 # ---- what belongs to a rank
 
 
-def own_state(optimizer) -> dict | None:
+def own_state(optimizer: Optimizer) -> dict | None:
     """What of the optimizer's state only this rank has; None if all ranks have the same."""
     state = optimizer.state_dict()
     facts = internals.facts_of(state)
@@ -136,7 +138,7 @@ def own_state(optimizer) -> dict | None:
     }
 
 
-def complete(optimizer, state_dict: dict) -> dict:
+def complete(optimizer: Optimizer, state_dict: dict) -> dict:
     """The state in DeepSpeed's file, which is another rank's, with this rank's own part."""
     own = optimizer.in_engine.pending
     if own is None:  # no engine is loading
@@ -166,7 +168,7 @@ def _check_serves_all(facts: dict) -> None:
 
 
 @torch.no_grad()
-def _take_parameters(engine, optimizer, own: dict) -> None:
+def _take_parameters(engine: Engine, optimizer: Optimizer, own: dict) -> None:
     """Between two syncs each rank has parameters of its own."""
     if own.get("parameters") is None:
         return

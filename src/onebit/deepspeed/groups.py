@@ -1,11 +1,17 @@
 """Parameter groups as scripts for the old optimizers write them, with masks of the momentum."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
+
+from onebit.deepspeed.internals import Optimizer
+from onebit.deepspeed.options import Block
 
 MASK = "exp_avg_mask"
 
 
-def translate_groups(params, block) -> list:
+def translate_groups(params: Iterable, block: Block) -> list:
     """The parameters in the form that the optimizers here take.
 
     `non_freeze`: True, a group that the old 1-bit Adam averaged exactly, becomes compress=False.
@@ -17,7 +23,7 @@ def translate_groups(params, block) -> list:
     return [_translate_group(dict(group), block) for group in params]
 
 
-def _translate_group(group: dict, block) -> dict:
+def _translate_group(group: dict, block: Block) -> dict:
     for name in group:
         if name in block.names and name not in ("lr", "betas", "eps", "weight_decay"):
             raise ValueError(
@@ -33,7 +39,7 @@ def _translate_group(group: dict, block) -> dict:
     return group
 
 
-def _check_mask(mask, params) -> None:
+def _check_mask(mask: Any, params: Iterable) -> None:
     if not torch.is_tensor(mask) or not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(f"{MASK} must be a tensor of zeros and ones")
     for p in params:
@@ -44,12 +50,12 @@ def _check_mask(mask, params) -> None:
             )
 
 
-def masked_groups(optimizer) -> list[tuple[dict, torch.Tensor]]:
+def masked_groups(optimizer: Optimizer) -> list[tuple[dict, torch.Tensor]]:
     """The groups that have a mask, with it."""
     return [(group, group[MASK]) for group in optimizer.param_groups if MASK in group]
 
 
-def mask_gradients(optimizer, *step_arguments) -> None:
+def mask_gradients(optimizer: Optimizer, *step_arguments: Any) -> None:
     """A hook before each step: g <- mask g.
 
     A coordinate without gradient has neither momentum nor variance, and one without variance takes
@@ -62,7 +68,7 @@ def mask_gradients(optimizer, *step_arguments) -> None:
                 p.grad.mul_(mask.to(p.grad))
 
 
-def with_masks_of_this_run(optimizer, state_dict: dict) -> dict:
+def with_masks_of_this_run(optimizer: Optimizer, state_dict: dict) -> dict:
     """A state with this run's masks, whatever was saved: m, v and errors are 0 where they are."""
     groups = [
         {name: value for name, value in group.items() if name != MASK}

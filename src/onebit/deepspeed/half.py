@@ -1,16 +1,19 @@
 """fp16 and bf16: DeepSpeed keeps float32 copies of the parameters, which the optimizer trains."""
 
 import types
+from typing import Any
 
 import torch
 
+from onebit.deepspeed.internals import Engine, Optimizer
 
-def is_half(engine) -> bool:
+
+def is_half(engine: Engine) -> bool:
     """Whether the engine's optimizer is DeepSpeed's wrapper with one float32 copy per parameter."""
     return hasattr(engine.optimizer, "fp16_groups") and hasattr(engine.optimizer, "fp32_groups")
 
 
-def step_in_half(engine, optimizer) -> None:
+def step_in_half(engine: Engine, optimizer: Optimizer) -> None:
     """Let the wrapper's step agree over all ranks, and its loss scale be applied.
 
     DeepSpeed's own step decides to skip by this rank's norm as well, so that one rank could leave
@@ -34,7 +37,7 @@ def step_in_half(engine, optimizer) -> None:
     wrapper.step = types.MethodType(step, wrapper)
 
 
-def _scale_loss(engine, wrapper) -> bool:
+def _scale_loss(engine: Engine, wrapper: Any) -> bool:
     """Multiply the loss by the scale before backward; returns False where the engine gives no way.
 
     A pipeline engine runs backward by itself, so that no scale is applied, nor divided by.
@@ -56,21 +59,21 @@ def _pairs(wrapper):
         yield from zip(copies, params)
 
 
-def _give_gradients(wrapper, scale: float) -> None:
+def _give_gradients(wrapper: Any, scale: float) -> None:
     """The copies' gradients: those of the model in float32, without the loss scale."""
     for copy, p in _pairs(wrapper):
         copy.grad = None if p.grad is None else p.grad.float().div_(scale)
 
 
 @torch.no_grad()
-def _take_parameters(wrapper) -> None:
+def _take_parameters(wrapper: Any) -> None:
     """The model's parameters: the copies, rounded. The copies' gradients are dropped."""
     for copy, p in _pairs(wrapper):
         p.copy_(copy)
         copy.grad = None
 
 
-def refresh_model(engine) -> None:
+def refresh_model(engine: Engine) -> None:
     """After the copies were loaded: the model's parameters are the copies, rounded."""
     if is_half(engine):
         _take_parameters(engine.optimizer)

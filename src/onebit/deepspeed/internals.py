@@ -1,10 +1,13 @@
 """All that this package knows of the inside of onebit's optimizers and of their checkpoints."""
 
+from typing import Any
+
 import torch
 
 from onebit.optim.optimizer import DistributedOptimizer
 
 Optimizer = DistributedOptimizer
+Engine = Any  # deepspeed.DeepSpeedEngine, which this package imports only when it is needed
 ERRORS = ("worker_error", "server_error")
 
 

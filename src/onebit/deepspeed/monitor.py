@@ -1,7 +1,9 @@
 """The optimizer's traffic in the engine's monitor, beside the learning rate and the loss."""
 
+from onebit.deepspeed.internals import Engine, Optimizer
 
-def report(engine, optimizer) -> None:
+
+def report(engine: Engine, optimizer: Optimizer) -> None:
     """After each step rank 0 writes bytes sent, compression ratio and phase of that step."""
     take_step = engine._take_model_step
 
@@ -13,7 +15,7 @@ def report(engine, optimizer) -> None:
     engine._take_model_step = take_step_and_report
 
 
-def events(optimizer, samples: int) -> list[tuple[str, float, int]]:
+def events(optimizer: Optimizer, samples: int) -> list[tuple[str, float, int]]:
     """(name, value, samples so far) of the last step, as DeepSpeed's monitors take them."""
     last = optimizer.communication.last_step
     values = {

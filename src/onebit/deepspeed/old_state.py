@@ -6,6 +6,7 @@ import torch
 
 from onebit.deepspeed import internals
 from onebit.deepspeed.groups import with_masks_of_this_run
+from onebit.deepspeed.internals import Optimizer
 from onebit.deepspeed.old_vectors import errors_of, own_facts, tensors_of
 from onebit.optim import notices
 
@@ -13,7 +14,7 @@ OLD_KINDS = {"lamb_coeff_freeze": "OneBitLamb", "var_interval": "ZeroOneAdam"}
 OPTIONS = ("lr", "betas", "eps", "weight_decay")
 
 
-def load_state(optimizer, state: dict | str | os.PathLike) -> None:
+def load_state(optimizer: Optimizer, state: dict | str | os.PathLike) -> None:
     """Take over the state of DeepSpeed's OneBitAdam, ZeroOneAdam or OneBitLamb; training goes on.
 
     Momentum, variance, step and the groups' options are taken as they are. So are the compression
@@ -31,9 +32,8 @@ def load_state(optimizer, state: dict | str | os.PathLike) -> None:
 
     Raises ValueError, before anything has changed, if the state is another optimizer's.
     """
-    if not isinstance(state, dict):
-        state = torch.load(state, map_location="cpu", weights_only=True)
-    state = _innermost(state)
+    whole = state if isinstance(state, dict) else _read(state)
+    state = _innermost(whole)
     if not is_old(state):
         raise ValueError(
             "this is no state of the optimizers that DeepSpeed removed: load it with "
@@ -54,6 +54,10 @@ def is_old(state: dict) -> bool:
     return "max_grad_norm" in groups[0] and "bias_correction" in groups[0]
 
 
+def _read(path: str | os.PathLike) -> dict:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def _innermost(state: dict) -> dict:
     """The optimizer's own state dict, from a file or from the wrapper for half precision."""
     for name in ("optimizer", "optimizer_state_dict"):
@@ -62,7 +66,7 @@ def _innermost(state: dict) -> dict:
     return state
 
 
-def _check_kind(optimizer, state: dict) -> None:
+def _check_kind(optimizer: Optimizer, state: dict) -> None:
     names = {name for entry in state["state"].values() for name in entry}
     kind = next((kind for name, kind in OLD_KINDS.items() if name in names), "OneBitAdam")
     if type(optimizer).__name__ != kind:
@@ -72,7 +76,7 @@ def _check_kind(optimizer, state: dict) -> None:
         )
 
 
-def _check_sizes(optimizer, entries: list[dict]) -> None:
+def _check_sizes(optimizer: Optimizer, entries: list[dict]) -> None:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if len(params) != len(entries):
         raise ValueError(
@@ -87,7 +91,9 @@ def _check_sizes(optimizer, entries: list[dict]) -> None:
             )
 
 
-def _translated(optimizer, entries: list[dict], groups: list[dict]) -> tuple[dict, list[str]]:
+def _translated(
+    optimizer: Optimizer, entries: list[dict], groups: list[dict]
+) -> tuple[dict, list[str]]:
     """(a state dict of `optimizer`'s, what was lost)."""
     template = optimizer.state_dict()
     new_groups = [

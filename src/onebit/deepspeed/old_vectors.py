@@ -1,10 +1,12 @@
 """Each number of the removed optimizers' state in the units that it has here."""
 
 from math import log2
+from typing import Any
 
 import torch
 
 from onebit.deepspeed import internals
+from onebit.deepspeed.internals import Optimizer
 
 NUMBERS = {  # of 1-bit LAMB, for each tensor: its name there -> here
     "lamb_coeff_freeze": "coefficient_average",
@@ -58,7 +60,7 @@ def _decay(group: dict, entry: dict) -> float:
 
 
 def errors_of(
-    optimizer, owned: list[tuple], entries: list[dict], tensors: list[dict]
+    optimizer: Optimizer, owned: list[tuple], entries: list[dict], tensors: list[dict]
 ) -> tuple[bool, list[str]]:
     """Put the errors into `tensors`; returns whether it is the compressed phase, and what is lost.
 
@@ -130,10 +132,10 @@ def _lost(entries: list[dict]) -> list[str]:
 
 
 def own_facts(
-    optimizer, groups: list[dict], entries: list[dict], steps: int, holds_errors: bool
+    optimizer: Optimizer, groups: list[dict], entries: list[dict], steps: int, holds_errors: bool
 ) -> dict:
     """What is known of the state beside its tensors. `groups`: with the options of the file."""
-    facts = {"holds_errors": holds_errors, "errors_are_shared": False}
+    facts: dict[str, Any] = {"holds_errors": holds_errors, "errors_are_shared": False}
     known = next((entry for entry in entries if entry), {})
     if "var_interval" in known:
         return facts | _interval_facts(optimizer, groups, known, steps)
@@ -145,7 +147,7 @@ def own_facts(
     }
 
 
-def _interval_facts(optimizer, groups: list[dict], entry: dict, t: int) -> dict:
+def _interval_facts(optimizer: Optimizer, groups: list[dict], entry: dict, t: int) -> dict:
     """0/1 Adam's intervals: events fall on multiples of them there, and go on from the next one."""
     template = internals.facts_of(optimizer.state_dict())["step_sets"]
     variance_scaler, local_scaler = internals.interval_scalers(optimizer)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from onebit.optim import notices
 from onebit.optim.onebit_adam import OneBitAdam
@@ -36,7 +37,7 @@ class Block:
     """
 
     type: str
-    optimizer: type
+    optimizer: Callable
     freeze: tuple[str, str]
     renamed: dict[str, str]
     defaults: dict
@@ -130,7 +131,7 @@ def _check_names(block: Block, params: dict) -> None:
         check_not_auto(f"optimizer.params.{name}", value)
 
 
-def check_not_auto(name: str, value) -> None:
+def check_not_auto(name: str, value: Any) -> None:
     if value == "auto":
         raise ValueError(
             f'{name} is "auto", which only the Hugging Face Trainer fills in: write the value '

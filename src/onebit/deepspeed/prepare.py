@@ -7,7 +7,7 @@ import torch
 
 from onebit.deepspeed import each_rank, old_state
 from onebit.deepspeed.groups import mask_gradients, masked_groups, with_masks_of_this_run
-from onebit.deepspeed.internals import rebuild
+from onebit.deepspeed.internals import Optimizer, rebuild
 
 
 class InEngine:
@@ -15,11 +15,12 @@ class InEngine:
 
     Attributes:
         is_attached: whether `attach` has been called.
+        knows_clipping: whether max_grad_norm, None included, comes from the engine's configuration.
         pending: of the checkpoint that is being loaded, what belongs to this rank; else None.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
-        self.is_attached = False
+        self.is_attached = self.knows_clipping = False
         self.pending = None
         self._calls = 0  # of step() by an engine that is not attached
         self.remember(optimizer)
@@ -96,7 +97,7 @@ def _load_state_dict(self, state_dict, **options):
     return type(self).load_state_dict(self, with_masks_of_this_run(self, state_dict), **options)
 
 
-def _check_masks_hold(optimizer) -> None:
+def _check_masks_hold(optimizer: Optimizer) -> None:
     if getattr(optimizer, "variance_floor", 0.0):
         raise ValueError(
             "exp_avg_mask and variance_floor contradict each other: a floor under the variance "
@@ -110,7 +111,7 @@ def _places(optimizer: torch.optim.Optimizer) -> list[tuple]:
 
 def _called_by_engine() -> bool:
     """Whether one of the callers is DeepSpeed's: its engine, or its wrapper for half precision."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith("deepspeed."):
             return True

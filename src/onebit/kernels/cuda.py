@@ -98,9 +98,12 @@ def update(
     decays: Numbers,
     steps: Numbers,
     epsilons: Numbers,
-) -> None:
+    limits: Numbers,
+) -> Tensor:
     """See `torch_ops.update`."""
-    table, tensors = _table(parameters, variance.dtype, variance.device, decays, steps, epsilons)
+    numbers = decays, steps, epsilons, limits
+    table, tensors = _table(parameters, variance.dtype, variance.device, *numbers)
+    bounded = torch.zeros((), dtype=torch.int64, device=variance.device)
     _launch(
         "update",
         variance.dtype,
@@ -109,8 +112,10 @@ def update(
         table,
         _aligned(momentum),
         variance,
+        bounded,
     )
     _write_back(parameters, tensors)
+    return bounded
 
 
 def adam(
@@ -164,10 +169,7 @@ def _compensate(kernel, partition, source, compensated, scales, out):
     groups, pieces = len(partition.lengths), partition.piece_groups.numel()
     rows, columns = partition.piece_groups.shape
     payload = torch.empty(
-        rows,
-        partition.row_elements // 8 + columns * out.element_size(),
-        dtype=torch.uint8,
-        device=device,
+        rows, partition.row_bytes(1, dtype.itemsize), dtype=torch.uint8, device=device
     )
     sums = torch.empty(len(partition.blocks), dtype=torch.float64, device=device)
     ranges = torch.empty(groups, 2, dtype=torch.int64, device=device)

@@ -13,6 +13,7 @@ constexpr int LANES = 64;  // layout.ALIGNMENT
 constexpr int WARP = 32;
 constexpr int THREADS = 256;
 constexpr int TEAMS = THREADS / LANES;
+constexpr int ROW_ALIGNMENT = 16;  // bytes, as layout.ROW_ALIGNMENT
 constexpr int DEPTH = 32 / sizeof(REAL);  // rows that are loaded at the same time
 constexpr Word ALL = 0xffffffff;
 
@@ -79,12 +80,13 @@ inline double add_square(double sum, double x) { return sum + x * x; }
 
 // ---- where things are
 
-// A payload: rows of bits, each followed by the scales of its pieces.
+// A payload: rows of bits, each followed by the scales of its pieces and zeros up to ROW_ALIGNMENT.
 struct Message {
     unsigned char* bytes;
     Int row_elements, pieces;
 
-    Int row_bytes() const { return row_elements / 8 + pieces * Int(sizeof(REAL)); }
+    Int used_bytes() const { return row_elements / 8 + pieces * Int(sizeof(REAL)); }
+    Int row_bytes() const { return (used_bytes() + ROW_ALIGNMENT - 1) / ROW_ALIGNMENT * ROW_ALIGNMENT; }
 
     // Half a row's signs at [0], those of the next row at [2], ...
     Word* signs(const Block& block, int half) const
@@ -124,6 +126,14 @@ struct Thread {
 
 // ---- sums
 
+// Adds the threads of a warp as a tree. Its first thread gets the result.
+template <class T>
+inline T over_warp(T sum)
+{
+    for (int distance = WARP / 2; distance; distance /= 2) sum += __shfl_down_sync(ALL, sum, distance);
+    return sum;
+}
+
 // Adds the lanes as a tree. Thread 0 of each team gets the result. All threads of the CUDA block must
 // call it.
 inline double over_lanes(const Thread& thread, double sum)
@@ -131,32 +141,27 @@ inline double over_lanes(const Thread& thread, double sum)
     __shared__ double right[TEAMS][WARP];
     if (thread.half == 1) right[thread.team][thread.bit] = sum;
     __syncthreads();
-    sum += right[thread.team][thread.bit];
-    for (int distance = WARP / 2; distance; distance /= 2) sum += __shfl_down_sync(ALL, sum, distance);
-    return sum;
+    return over_warp(sum + right[thread.team][thread.bit]);
 }
 
-// values[0] + values[1] + ..., one after another, by a warp, which loads the next stretch while it adds
-// one. Past the end it adds 0.
-inline double in_order(const double* values, Int count)
+// The sum of `count` values in the order of LANES lanes, by a warp: each thread has lanes j and j + WARP,
+// and loads AHEAD values of each at the same time. Past the end it adds 0.
+inline double in_lanes(const double* values, Int count)
 {
-    constexpr int STRETCH = 4 * WARP;
+    constexpr int AHEAD = 8;
     int lane = threadIdx.x % WARP;
-    double next[4], sum = 0;
-    for (int i = 0; i < 4; i++) next[i] = i * WARP + lane < count ? values[i * WARP + lane] : 0;
-    for (Int at = 0; at < count; at += STRETCH) {
-        double now[4];
-        for (int i = 0; i < 4; i++) now[i] = next[i];
-        for (int i = 0; i < 4; i++) {
-            Int ahead = at + STRETCH + i * WARP + lane;
-            next[i] = ahead < count ? values[ahead] : 0;
+    double low = 0, high = 0;
+    for (Int at = lane; at - lane < count; at += AHEAD * LANES) {
+        double next[AHEAD][2];
+        #pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            Int left = at + i * LANES, right = left + WARP;
+            next[i][0] = left < count ? values[left] : 0, next[i][1] = right < count ? values[right] : 0;
         }
-        for (int i = 0; i < 4; i++)
-            if (at + i * WARP < count)
-                #pragma unroll
-                for (int from = 0; from < WARP; from++) sum += __shfl_sync(ALL, now[i], from);
+        #pragma unroll
+        for (int i = 0; i < AHEAD; i++) low += next[i][0], high += next[i][1];
     }
-    return sum;
+    return over_warp(low + high);
 }
 
 // Writes a block's sum, and where in the table its group begins and ends.
@@ -177,7 +182,7 @@ inline double sum_of_group(Int group, const double* sums, const Int* ranges, con
 {
     Int first = 0, end = 0;
     if (lengths[group]) first = ranges[2 * group], end = ranges[2 * group + 1];
-    return in_order(sums + first, end - first);
+    return in_lanes(sums + first, end - first);
 }
 
 // group_sums[group] = sum of its blocks. One warp per group.
@@ -200,12 +205,17 @@ scale_groups(const double* sums, const Int* ranges, const Int* lengths, const do
     if (threadIdx.x % WARP == 0) scales[group] = REAL(root(sum / counts[group]));
 }
 
-// Writes the scales into the payload. One thread per piece.
+// Writes the scales into the payload, and the zeros behind each row's last. One thread per piece.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 append_scales(const REAL* scales, const Int* piece_groups, Int all_pieces, Int row_elements, Int pieces, unsigned char* payload)
 {
     Int piece = Int(blockIdx.x) * THREADS + threadIdx.x;
-    if (piece < all_pieces) *Message{payload, row_elements, pieces}.scale(piece) = scales[piece_groups[piece]];
+    if (piece >= all_pieces) return;
+    Message message{payload, row_elements, pieces};
+    REAL* place = message.scale(piece);
+    *place = scales[piece_groups[piece]];
+    if (piece % pieces == pieces - 1)
+        for (Int i = (message.row_bytes() - message.used_bytes()) / Int(sizeof(REAL)); i; i--) place[i] = 0;
 }
 
 // ---- compress and average
@@ -339,10 +349,20 @@ average(const Block* blocks, Int count, const unsigned char* mask, Int row_eleme
 
 // ---- update
 
-// x <- decay x - move / (sqrt(v) + eps), where move = +-size, or 0 where not active.
+// What a tensor has of its own, in cuda.py's order.
+struct Moves {
+    REAL decay, step, eps, limit;
+
+    explicit Moves(const double (&n)[8]) : decay(n[0]), step(n[1]), eps(n[2]), limit(n[3]) {}
+};
+
+// x <- decay x - move, where move = +-size / (sqrt(v) + eps) within +-limit, or 0 where not active.
+// Adds to `bounded` the number of moves that were beyond. NaN is not beyond, and stays.
 template <class X>
-inline void move_team(const Thread& thread, X* x, const REAL* variance, const Word* signs, REAL decay, REAL size, REAL eps)
+inline void move_team(const Thread& thread, X* x, const REAL* variance, const Word* signs, REAL size, const Moves& moves,
+                      unsigned long long* bounded)
 {
+    int beyond = 0;
     variance += thread.first(), x += thread.first_in_group();
     for (int row = 0; row < thread.rows; row += DEPTH) {
         REAL v[DEPTH];
@@ -358,24 +378,30 @@ inline void move_team(const Thread& thread, X* x, const REAL* variance, const Wo
         #pragma unroll
         for (int i = 0; i < DEPTH; i++) {
             REAL move = thread.has(words[i]) ? size : -size;
-            move = move == 0 || !thread.has(active[i]) ? 0 : move / (root(v[i]) + eps);  // not 0 / 0 where v and eps are 0
-            if (thread.is_real(row + i)) narrow(REAL(widen(before[i])) * decay - move, x[(row + i) * LANES]);
+            move = move == 0 || !thread.has(active[i]) ? 0 : move / (root(v[i]) + moves.eps);  // not 0 / 0 where v and eps are 0
+            bool over = move > moves.limit, under = move < -moves.limit;
+            move = over ? moves.limit : under ? -moves.limit : move;
+            if (!thread.is_real(row + i)) continue;
+            beyond += over || under;
+            narrow(REAL(widen(before[i])) * moves.decay - move, x[(row + i) * LANES]);
         }
     }
+    beyond = over_warp(beyond);
+    if (beyond && thread.bit == 0) atomicAdd(bounded, static_cast<unsigned long long>(beyond));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 update(const Block* blocks, Int count, const unsigned char* mask, Int row_elements, Int pieces, const Tensor* tensors,
-       unsigned char* momentum, const REAL* variance)
+       unsigned char* momentum, const REAL* variance, unsigned long long* bounded)
 {
     Thread thread(blocks, count, mask);
     if (!thread.rows) return;
     Message received{momentum, row_elements, pieces};
     const Tensor& tensor = tensors[thread.block.group];
-    REAL decay = REAL(tensor.numbers[0]), step = REAL(tensor.numbers[1]), eps = REAL(tensor.numbers[2]);
-    REAL size = *received.scale(thread.block.piece) * step;
+    Moves moves(tensor.numbers);
+    REAL size = *received.scale(thread.block.piece) * moves.step;
     in_its_type(tensor, [&](auto* x) {
-        if (x) move_team(thread, x, variance, received.signs(thread.block, thread.half), decay, size, eps);
+        if (x) move_team(thread, x, variance, received.signs(thread.block, thread.half), size, moves, bounded);
     });
 }
 
@@ -468,6 +494,6 @@ measure(const Block* blocks, Int count, const unsigned char* mask, const Tensor*
 // [the sum of all groups, late]; one warp.
 extern "C" __global__ void total(const double* group_sums, Int count, const unsigned long long* late, double* result)
 {
-    double sum = in_order(group_sums, count);
+    double sum = in_lanes(group_sums, count);
     if (threadIdx.x == 0) result[0] = sum, result[1] = double(*late);
 }

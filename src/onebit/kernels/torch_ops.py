@@ -2,14 +2,16 @@
 
 The elements of a vector are float32 or float64, called T here. Numbers given as Python floats are
 rounded to T before use, and no product is fused with a sum. A payload is what `Sign` sends: rows of
-bits, element 8 i + j being bit j of byte i, then one scale for each piece of the row.
+bits, element 8 i + j being bit j of byte i, then one scale for each piece of the row, then zeros up
+to a multiple of ROW_ALIGNMENT bytes.
 
 Sums of squares are in float64 and in one order, which depends neither on threads nor on the
-processor. In a block of BLOCK elements, lane j adds elements j, j + ALIGNMENT, j + 2 ALIGNMENT, ...
-one after another; then the left half of the lanes is added to the right half until one is left. The
-blocks of a group are added one after another.
+processor: the order of ALIGNMENT lanes. Lane j adds numbers j, j + ALIGNMENT, j + 2 ALIGNMENT, ...
+one after another; then the left half of the lanes is added to the right half until one is left. So
+are added the elements of a block, the blocks of a group and, in `measure`, the groups.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,10 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onebit.layout import ALIGNMENT, Column, Partition
+from onebit.layout import ALIGNMENT, ROW_ALIGNMENT, Column, Partition, pack_bits, round_up
 
-# Times 8 bytes of 0 or 1, the product's top byte has these bytes as its bits, the first one lowest.
-_GATHER_BITS = 0x0102040810204080
 # [256, 8]: the 8 signs that a byte stands for
 _SIGNS = ((torch.arange(256)[:, None] >> torch.arange(8)) & 1).to(torch.int8) * 2 - 1
 
@@ -54,8 +54,7 @@ class Terms:
 
 def pack_signs(x: Tensor) -> Tensor:
     """float [n] -> uint8 [n / 8]: bit 1 where x >= 0, so that sign(0) = +1."""
-    eight = (x >= 0).view(torch.int64)
-    return ((eight * _GATHER_BITS) >> 56).to(torch.uint8)
+    return pack_bits(x >= 0)
 
 
 def scaled_signs(bits: Tensor, scales: Tensor, lengths: Tensor) -> Tensor:
@@ -82,14 +81,18 @@ def split_payload(
     [..., pieces of all rows].
     """
     bit_bytes = partition.row_elements * bits // 8
-    scales = payload[..., bit_bytes:].clone(memory_format=torch.contiguous_format).view(dtype)
+    end = bit_bytes + partition.piece_lengths.shape[1] * dtype.itemsize
+    scales = payload[..., bit_bytes:end].clone(memory_format=torch.contiguous_format).view(dtype)
     return payload[..., :bit_bytes].flatten(-2), scales.flatten(-2)
 
 
 def join_payload(partition: Partition, bits: Tensor, scales: Tensor) -> Tensor:
     """Codes of all elements, uint8, and scales [groups] -> payload uint8 [rows, row_bytes]."""
-    rows = len(partition.piece_lengths)
-    return torch.cat([bits.view(rows, -1), scales[partition.piece_groups].view(torch.uint8)], dim=1)
+    rows = bits.view(len(partition.piece_lengths), -1)
+    tails = scales[partition.piece_groups].view(torch.uint8)
+    length = rows.shape[1] + tails.shape[1]
+    padding = round_up(length, ROW_ALIGNMENT) - length
+    return torch.cat([rows, tails, tails.new_zeros(len(rows), padding)], dim=1)
 
 
 def decode(
@@ -103,7 +106,7 @@ def decode(
     if factors is not None:
         scales = scales * scales.new_tensor(factors)[partition.piece_groups.flatten()]
     signed = scaled_signs(bits, scales, partition.piece_lengths.flatten())
-    return torch.where(partition.active, signed, 0)
+    return signed.masked_fill_(partition.inactive, 0)
 
 
 def combine(
@@ -139,17 +142,34 @@ def block_sums(partition: Partition, x: Tensor, square: bool = True) -> Tensor:
         longer = (count > i).nonzero().flatten()
         row = rows[first[longer] + i].double()
         sums[longer] += row * row if square else row
-    while sums.shape[1] > 1:
-        half = sums.shape[1] // 2
-        sums = sums[:, :half] + sums[:, half:]
-    return sums[:, 0]
+    return _over_lanes(sums)
 
 
 def group_sums(partition: Partition, sums: Tensor) -> Tensor:
-    """float64 [blocks] -> float64 [groups], on the CPU, since a GPU would not add in order."""
-    groups = partition.blocks[:, Column.GROUP].cpu()
-    blocks_of = torch.bincount(groups, minlength=len(partition.lengths))
-    return torch.segment_reduce(sums.cpu(), "sum", lengths=blocks_of).to(sums.device)
+    """float64 [blocks] -> float64 [groups]."""
+    blocks_of = torch.bincount(partition.blocks[:, Column.GROUP], minlength=len(partition.lengths))
+    return sums_of_runs(sums, blocks_of)
+
+
+def sums_of_runs(numbers: Tensor, lengths: Tensor) -> Tensor:
+    """The sum of each run of neighbouring numbers: float64 [n], int64 [runs] -> float64 [runs]."""
+    starts = (lengths.cumsum(0) - lengths)[:, None]
+    sums = torch.zeros(len(lengths), ALIGNMENT, dtype=torch.float64, device=numbers.device)
+    lanes = torch.arange(ALIGNMENT, device=numbers.device)
+    for first in range(0, int(lengths.max()), ALIGNMENT):
+        longer = (lengths > first).nonzero().flatten()
+        place = first + lanes
+        row = numbers[(starts[longer] + place).clamp(max=len(numbers) - 1)]
+        sums[longer] += torch.where(place < lengths[longer, None], row, 0)
+    return _over_lanes(sums)
+
+
+def _over_lanes(sums):
+    """float64 [..., ALIGNMENT] -> float64 [...]."""
+    while sums.shape[-1] > 1:
+        half = sums.shape[-1] // 2
+        sums = sums[..., :half] + sums[..., half:]
+    return sums[..., 0]
 
 
 def root_mean_squares(partition: Partition, sums: Tensor) -> Tensor:
@@ -168,14 +188,14 @@ def square_root(x: Tensor) -> Tensor:
 def measure(partition: Partition, gradients: Tensors) -> Tensor:
     """What the ranks must know of their gradients before they step, float64 [2].
 
-    The squared norm, masked elements included (the sums of the groups are added one after another),
-    and the number of masked elements that are not zero. On the partition's device.
+    The squared norm, masked elements included, and the number of masked elements that are not zero.
+    On the partition's device.
     """
     g = combine(partition, Terms(gradients), dtype_of(gradients))
     masked = torch.count_nonzero(torch.where(partition.active, 0, g))
-    sums = group_sums(partition, block_sums(partition, g)).cpu()
-    square = torch.segment_reduce(sums, "sum", lengths=torch.tensor([len(sums)]))[0]
-    return torch.stack([square.to(masked.device), masked.double()])
+    sums = group_sums(partition, block_sums(partition, g))
+    square = sums_of_runs(sums, torch.tensor([len(sums)], device=sums.device))[0]
+    return torch.stack([square, masked.double()])
 
 
 def compress(
@@ -231,17 +251,22 @@ def update(
     decays: Numbers,
     steps: Numbers,
     epsilons: Numbers,
-) -> None:
-    """x <- decay x - (step m) / (sqrt(v) + eps), where active; x <- decay x elsewhere. In place.
+    limits: Numbers,
+) -> Tensor:
+    """x <- decay x - move, in place, where move = (step m) / (sqrt(v) + eps) within +-limit.
+
+    The move is 0 where not active. One that is NaN stays NaN.
 
     Args:
         parameters: x of each tensor, rounded once at the end; None is left alone.
         variance: v, T [n].
         momentum: m as a payload, uint8 [rows, row_bytes].
-        decays, steps, epsilons: one for each tensor.
+        decays, steps, epsilons, limits: one for each tensor; infinity: no limit.
+
+    Returns the number of elements whose move was beyond the limit, int64 [].
     """
     moves = decode(partition, momentum, variance.dtype, [*steps, 0.0])
-    apply_moves(partition, parameters, variance, moves, decays, epsilons)
+    return apply_moves(partition, parameters, variance, moves, decays, epsilons, limits)
 
 
 def apply_moves(
@@ -251,13 +276,33 @@ def apply_moves(
     moves: Tensor,
     decays: Numbers,
     epsilons: Numbers,
-) -> None:
-    """x <- decay x - move / (sqrt(v) + eps), in place, with the moves T [n]."""
-    for x, at, decay, eps in zip(parameters, _slices(partition, parameters), decays, epsilons):
+    limits: Numbers | None = None,
+) -> Tensor:
+    """x <- decay x - move / (sqrt(v) + eps), in place, with the moves T [n].
+
+    What is subtracted is within +-limit; None: no limits. Returns the number of elements for which
+    it would have been beyond, int64 [].
+    """
+    bounded = torch.zeros((), dtype=torch.int64, device=moves.device)
+    for i, (x, at) in enumerate(zip(parameters, _slices(partition, parameters))):
         if x is not None:
-            move = moves[at] / (square_root(variance[at]) + eps)
-            move = torch.where(moves[at] == 0, 0, move).view(x.shape)  # 0 / 0 where v and eps are 0
-            x.copy_(x.to(variance.dtype) * decay - move)
+            move = moves[at] / (square_root(variance[at]) + epsilons[i])
+            move.masked_fill_(moves[at] == 0, 0)  # 0 / 0 where v and eps are 0
+            if limits is not None and limits[i] < math.inf:
+                bounded += bound(move, limits[i])
+            x.copy_(x.to(variance.dtype) * decays[i] - move.view(x.shape))
+    return bounded
+
+
+def bound(move: Tensor, limit: float | Tensor) -> Tensor:
+    """Bring T [...] into +-limit, in place, except for NaN.
+
+    Returns the number of elements that were beyond, int64 [].
+    """
+    limit = torch.as_tensor(limit, dtype=move.dtype, device=move.device)
+    beyond = torch.count_nonzero(move.abs() > limit)
+    move.clamp_(-limit, limit)
+    return beyond
 
 
 def adam(
@@ -404,8 +449,11 @@ def zero_one_apply(
     spans: Sequence[tuple[slice, float]],
     decays: Numbers,
     epsilons: Numbers,
-) -> None:
-    """x <- decay x - rate direction / (root sqrt(v) + eps), in place.
+    limits: Numbers | None = None,
+) -> Tensor:
+    """x <- decay x - rate direction / (root sqrt(v) + eps), in place, the latter within +-limit.
+
+    Returns the number of elements that would have moved further, int64 [].
 
     Args:
         parameters: for each tensor x, of any floating dtype, rounded once at the end; or None, to
@@ -413,8 +461,9 @@ def zero_one_apply(
         variance, direction: T [n].
         spans: [(slice of the vectors, rate / root), ...].
         decays: for each tensor its decay. epsilons: for each tensor eps / root.
+        limits: for each tensor its limit; None: there is none.
     """
     moves = direction.clone()
     for span, rate in spans:
         moves[span] *= rate
-    apply_moves(partition, parameters, variance, moves, decays, epsilons)
+    return apply_moves(partition, parameters, variance, moves, decays, epsilons, limits)

@@ -201,7 +201,7 @@ def reproduce(options: argparse.Namespace) -> None:
     start = time.monotonic()
     runs = runs_of(list(options.figures.values()), options.profile)
     root = LIVE if options.live else RESULTS
-    options.seeds = options.seeds or default_seeds(runs[0][0], options)
+    options.seeds = options.seeds or (default_seeds(runs[0][0], options) if runs else [])
     try:
         check(runs, options)
     except ValueError as error:
@@ -217,6 +217,10 @@ def reproduce(options: argparse.Namespace) -> None:
     failed = train_missing(runs, options, root)
     live = LIVE if options.live else None
     for name, artifact in options.figures.items():
+        try:
+            artifact.measure(options.profile)
+        except RuntimeError as error:
+            failed.append(f"{name}: {error}")
         try:
             print(artifact.save(options.profile, RESULTS, live))
         except (FileNotFoundError, ValueError) as error:

@@ -84,7 +84,8 @@ class DistributedAdam(DistributedOptimizer):
 
     def _exact_update(self, bucket: Bucket, g: torch.Tensor) -> None:
         """One step of Adam on the mean gradient g of one bucket."""
-        beta1s, beta2s = (bucket.per_tensor(lambda group, i=i: group["betas"][i]) for i in (0, 1))
+        beta1s = bucket.per_tensor(lambda group: group["betas"][0])
+        beta2s = bucket.per_tensor(lambda group: group["betas"][1])
         decays, rates, epsilons = self._update_factors(bucket)
         roots = bucket.per_tensor(lambda group: self._corrections(bucket, group)[1] ** -0.5)
         bucket.kernels.adam(

@@ -185,7 +185,7 @@ def describe_optimizer(
     return line(
         kind,
         f"after {steps} steps",
-        *(f"{name}={describe_option(canonical(x))}" for name, x in (facts | options).items()),
+        *(f"{name}={describe_option(canonical(x))}" for name, x in {**facts, **options}.items()),
         f"{'with' if scaled else 'without'} a GradScaler",
     )
 

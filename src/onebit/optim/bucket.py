@@ -1,7 +1,7 @@
 """Parameters that travel together, and their optimizer state as flat vectors."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,8 @@ def buckets(groups: Sequence[Group], cap: float | None) -> list[list[tuple[Group
         cap: the most bytes that a bucket may hold, unless a single parameter is larger;
             None: everything goes into one bucket.
     """
-    found, used = [], 0
+    found: list[list[tuple[Group, list]]] = []
+    used = 0
     for group in reversed(groups):
         for p in reversed(group["params"]):
             if not found or (cap is not None and used + p.nbytes > cap):
@@ -94,6 +95,12 @@ class Bucket:
             self.spans.append((group, self.layout.span(first, first + len(params))))
             first += len(params)
 
+    allreduce: Any
+
+    if TYPE_CHECKING:  # the attributes that `vectors` and `tensor_scalars` name
+
+        def __getattr__(self, name: str) -> torch.Tensor: ...
+
     def _zeros(self) -> torch.Tensor:
         return torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
 
@@ -108,7 +115,8 @@ class Bucket:
 
     def drop_errors(self) -> None:
         """Keep no compression errors."""
-        self.allreduce, self.partition = None, self.layout.worker_partition()
+        self.allreduce = None
+        self.partition = self.layout.worker_partition()
 
     def errors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(worker error [layout.size], server error [layout.chunk])."""

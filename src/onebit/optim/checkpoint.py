@@ -41,7 +41,8 @@ class ParameterState(dict):
 
 def saved(optimizer: "DistributedOptimizer", state_dict: dict[str, Any]) -> dict[str, Any]:
     """The optimizer's checkpoint, of which `state_dict` has torch's part."""
-    run, entries = optimizer._run, {}
+    run = optimizer._run
+    entries: dict[torch.Tensor, dict[str, Any]] = {}
     for bucket in run.buckets:
         errors = bucket.compress and optimizer.compresses
         entries |= zip(bucket.params, bucket.everything(errors=errors))
@@ -106,12 +107,12 @@ def load(
     _load_groups(optimizer, load_into_torch, groups)
     counts = (float(own.get("step", 0)) for own in state.values())
     optimizer._run.step.fill_(max(counts, default=0.0))
-    entries = dict(zip(optimizer._params(), entries))
-    optimizer._lay_out(entries)
+    entries_of = dict(zip(optimizer._params(), entries))
+    optimizer._lay_out(entries_of)
     optimizer._take_facts(facts)
     for bucket in optimizer._run.buckets if errors else ():
         if bucket.allreduce:
-            _take_errors(bucket, [entries[p] for p in bucket.params])
+            _take_errors(bucket, [entries_of[p] for p in bucket.params])
 
 
 def _load_groups(

@@ -12,9 +12,11 @@ from onebit.layout import ALIGNMENT
 if TYPE_CHECKING:
     from onebit.optim.bucket import Bucket
 
-# Learning rates. A step of Adam's own is at most (1 - beta1) / sqrt(1 - beta2) of them, which is
-# 3.2 at its defaults (Kingma and Ba, section 2.1).
+# Learning rates; for a step of Adam's own see `onebit.optim.bounded_steps.largest_step`.
 LARGEST_STEP = 100
+# rows of ALIGNMENT elements that are looked at together: a whole vector's intermediate results
+# would take several times its memory
+PIECE = 2**12
 
 
 class Policy:
@@ -33,7 +35,7 @@ class Policy:
 
     def __init__(self, threshold: float = 0.96, window: int | None = None) -> None:
         self.threshold = threshold
-        self.window = window
+        self.window: Any = window  # steps; None until `bind`
 
     def bind(self, beta2: float) -> None:
         """Take note of beta2; the optimizer calls this when it begins a warm-up."""
@@ -134,7 +136,7 @@ class VarianceRatio(Policy):
         if window is not None and window < 1:
             raise ValueError(f"window must be at least 1 step, not {window}")
         self.min_steps = min_steps
-        self.chosen = None
+        self.chosen: int | None = None
 
     def wants(self, step: int) -> bool:
         return self.chosen is None
@@ -183,27 +185,41 @@ def raise_to_floor(bucket: "Bucket", fraction: float) -> None:
     """v <- max(v, fraction * mean of its tensor), in place."""
     means = bucket.tensor_sums(bucket.variance) / _numels(bucket)
     floor = per_block((fraction * means).to(bucket.dtype), bucket.layout.lengths)
-    raised = torch.maximum(bucket.variance.view(-1, ALIGNMENT), floor).flatten()
-    bucket.variance.copy_(torch.where(bucket.layout.real, raised, 0))
+    rows = bucket.variance.view(-1, ALIGNMENT)
+    torch.maximum(rows, floor, out=rows)
+    bucket.variance.masked_fill_(~bucket.layout.real, 0)
 
 
-def large_steps(bucket: "Bucket", eps: float, correction: float = 1.0) -> int:
-    """How many active coordinates a compressed momentum moves by more than LARGEST_STEP learning
-    rates, under v / correction."""
+def large_steps(bucket: "Bucket", eps: float, correction: float = 1.0) -> list[int]:
+    """How many active coordinates of each parameter a compressed momentum moves by more than
+    LARGEST_STEP learning rates, under v / correction."""
     scales = (bucket.tensor_sums(bucket.momentum, square=True) / _numels(bucket)).sqrt()
-    moves = per_block(scales, bucket.layout.lengths) / (
-        (bucket.variance.view(-1, ALIGNMENT) / correction).sqrt() + eps
+    rows = (
+        per_block(scales, bucket.layout.lengths),
+        bucket.variance.view(-1, ALIGNMENT),
+        bucket.partition.active.view(-1, ALIGNMENT),
     )
-    return int(((moves > LARGEST_STEP) & bucket.partition.active.view(-1, ALIGNMENT)).sum())
+    counts = torch.cat(
+        [
+            ((scale / ((v / correction).sqrt() + eps) > LARGEST_STEP) & active).sum(1)
+            for scale, v, active in zip(*(x.split(PIECE) for x in rows))
+        ]
+    )
+    parts = counts.split((bucket.layout.lengths // ALIGNMENT).tolist())
+    return [int(part.sum()) for part in parts[: len(bucket.params)]]
 
 
-def small_variance(large: int) -> str:
-    """The warning about `large_steps`."""
+def small_variance(large: dict[str, int]) -> str | None:
+    """The warning about `large_steps` of parameters by their names; None: there are none."""
+    if not any(large.values()):
+        return None
+    worst = max(large, key=lambda name: large[name])
     return (
-        f"{large} coordinates had so little gradient while the variance was taken that each "
-        f"compressed step can move them by more than {LARGEST_STEP} learning rates: set "
-        "variance_floor, 1e-3 say, which raises their variance to that fraction of their tensor's "
-        "mean, or put their tensor in a group with compress=False"
+        f"{sum(large.values())} coordinates, {large[worst]} of them in {worst}, had so little "
+        "gradient while the variance was taken that each compressed step can move them by more "
+        f"than {LARGEST_STEP} learning rates: set bound_steps=True, or variance_floor, 1e-3 say, "
+        "which raises their variance to that fraction of their tensor's mean, or put their tensor "
+        "in a group with compress=False"
     )
 
 

@@ -1,5 +1,6 @@
 """LAMB, uncompressed: the baseline of 1-bit LAMB, and its warm-up."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import torch
 
 from onebit.comm import Communicator
 from onebit.kernels.torch_ops import (
+    bound,
     lamb_apply,
     lamb_direction,
     lamb_moments,
@@ -153,16 +155,29 @@ def trust_ratio(x_norm: float, u_norm: float, bounds: tuple[float, float]) -> fl
     return min(max(x_norm / u_norm, low), high) if x_norm and u_norm else 1.0
 
 
-def descend(bucket: Bucket, memory: torch.Tensor, numbers: Numbers) -> None:
-    """x <- x - lr c u, with c the bucket's `coefficient`; `memory`: float [layout.size]."""
+def descend(
+    bucket: Bucket, memory: torch.Tensor, numbers: Numbers, limits: Sequence[float] | None = None
+) -> torch.Tensor:
+    """x <- x - lr c u, with c the bucket's `coefficient`; `memory`: float [layout.size].
+
+    lr c m_hat / (sqrt(v_hat) + eps), u without weight decay, is kept within +-limit of each tensor;
+    None: no limits. Returns how many coordinates would have been beyond, int64 [].
+    """
+    bounded = torch.zeros((), dtype=torch.int64, device=bucket.device)
     rates = [lr * c for lr, c in zip(numbers.lrs, bucket.coefficient.tolist())]
-    values = ([rate / c1 for rate, c1 in zip(rates, numbers.c1s)], numbers.roots, numbers.epsilons)
-    for move, *rest in in_pieces(bucket, [memory, bucket.momentum, bucket.variance], values):
-        move.copy_(lamb_move(*rest))
+    own = [rate / c1 for rate, c1 in zip(rates, numbers.c1s)]
+    values = (own, numbers.roots, numbers.epsilons, limits or [math.inf] * len(own))
+    for move, m, v, *rest, limit in in_pieces(
+        bucket, [memory, bucket.momentum, bucket.variance], values
+    ):
+        move.copy_(lamb_move(m, v, *rest))
+        if limits:
+            bounded += bound(move, limit)
     decays = [1 - rate * decay for rate, decay in zip(rates, numbers.weight_decays)]
     for x, move, decay in zip(bucket.trained(), bucket.layout.views(memory), decays):
         if x is not None:
             lamb_apply(x, move, decay)
+    return bounded
 
 
 # ---- numbers of tensors, beside vectors that are processed in pieces

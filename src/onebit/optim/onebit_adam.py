@@ -10,7 +10,7 @@ import torch
 from onebit.comm import Communicator
 from onebit.compression import Sign
 from onebit.optim import notices
-from onebit.optim.adam import DistributedAdam
+from onebit.optim.bounded_steps import BoundedSteps
 from onebit.optim.bucket import Bucket, Group
 from onebit.optim.freeze import (
     FixedSteps,
@@ -23,7 +23,7 @@ from onebit.optim.freeze import (
 from onebit.optim.packed_update import packed_update
 from onebit.optim.run_state import Option, RunState
 from onebit.optim.traffic import Traffic
-from onebit.optim.validation import check_number
+from onebit.optim.validation import check_flag, check_number
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class WarmupRun(RunState):
     traffic_at_freeze: Traffic | None = None
 
 
-class OneBitAdam(DistributedAdam):
+class OneBitAdam(BoundedSteps):
     """1-bit Adam (Tang et al., ICML 2021, Algorithm 1).
 
     It is Adam for T_w steps; then the momentum is sent as signs, under a frozen variance.
@@ -54,7 +54,8 @@ class OneBitAdam(DistributedAdam):
         m   = C-allreduce(m_i)                                              lines 7-12
         x  <- (1 - lr weight_decay) x - lr m_hat / (sqrt(v) + eps)          line 13
 
-    For C-allreduce see `onebit.allreduce.CompressedAllreduce`. The worker and server errors are in
+    where the last fraction is brought into the bounds of Adam's own step, see `bound_steps`. For
+    C-allreduce see `onebit.allreduce.CompressedAllreduce`. The worker and server errors are in
     units of the momentum. A compressed step is three collectives: 16 bytes of agreement, then one
     all_to_all and one all_gather of n / 8 bytes together with one scale per tensor.
 
@@ -77,6 +78,9 @@ class OneBitAdam(DistributedAdam):
             coordinates are noticed.
         variance_floor: at the freeze v becomes at least this fraction of its tensor's mean, so
             that nothing is masked; 0: mask.
+        bound_steps: no coordinate moves further in a compressed step than Adam could move it, see
+            `onebit.optim.bounded_steps`; `bounded_share` says how many would have. False: as in the
+            paper.
         compressor: see `onebit.compression`; None: `Sign`. `Identity` gives "1-bit Adam (32 bits)".
         bucket_cap_mb, overlap: as `DistributedAdam`'s. Buckets cut the vector at other places, so
             the servers' scales are those of other pieces; overlap itself changes no bit. It costs
@@ -107,6 +111,7 @@ class OneBitAdam(DistributedAdam):
         max_grad_norm: float | None = None,
         check_finite: bool = True,
         variance_floor: float = 0.0,
+        bound_steps: bool = True,
         compressor: Any = None,
         bucket_cap_mb: float | None = None,
         overlap: bool = False,
@@ -115,7 +120,9 @@ class OneBitAdam(DistributedAdam):
         check_number("variance_floor, a fraction of a tensor's mean variance,", variance_floor, 0)
         self._run.policy = warmup if isinstance(warmup, Policy) else FixedSteps(warmup)
         self.warmup = self._run.policy
+        check_flag("bound_steps", bound_steps)
         self.variance_floor = variance_floor
+        self.bound_steps = bound_steps
         self.compressor = compressor or Sign
         super().__init__(
             params,
@@ -138,7 +145,7 @@ class OneBitAdam(DistributedAdam):
         """Line 2: v_{T_w}. All of it is computed from state that all ranks share, and the ranks
         make sure that it is the same."""
         run = self._run
-        if not all(torch.isfinite(bucket.variance).all() for bucket in self._compressed):
+        if not all(bucket.variance.max().isfinite() for bucket in self._compressed):
             raise RuntimeError(
                 "the variance has overflowed: a gradient was too large to be squared. Set "
                 "max_grad_norm, or lower the learning rate"
@@ -178,13 +185,18 @@ class OneBitAdam(DistributedAdam):
         bucket.pack_momentum(outcome)
         if not was_packed:
             self._show_state(bucket)
-        packed_update(
+        decays, rates, epsilons = self._update_factors(bucket)
+        bounded = packed_update(
             bucket.allreduce.compressor,
             bucket.trained(),
             bucket.variance,
             outcome,
-            *self._update_factors(bucket),
+            decays,
+            rates,
+            epsilons,
+            self._limits(bucket, rates),
         )
+        self._run.bounded.append(bounded)
 
     def _count_step(self) -> None:
         super()._count_step()
@@ -261,10 +273,20 @@ class OneBitAdam(DistributedAdam):
         self._follow_phase()
 
     def _warn_of_small_variance(self) -> None:
+        """Bounded steps need no warning."""
+        if self.bound_steps:
+            return
         eps = max(group["eps"] for group in self.param_groups)
-        large = sum(large_steps(bucket, eps) for bucket in self._compressed)
-        if large:
-            self._warn(small_variance(large))
+        names = dict(zip(self._params(), self._names()))
+        warning = small_variance(
+            {
+                names[p]: count
+                for bucket in self._compressed
+                for p, count in zip(bucket.params, large_steps(bucket, eps))
+            }
+        )
+        if warning:
+            self._warn(warning)
 
     def _change_layout(self, moments: dict[torch.Tensor, dict[str, torch.Tensor]]) -> None:
         """A variance that is corrected once and for all and one that is corrected at each step are

@@ -48,8 +48,9 @@ class OneBitLamb(OneBitAdam):
         c       = r c_avg
         x      <- x - lr c (m_hat / (sqrt(v_Tw) + eps) + weight_decay x)
 
-    where g is what all ranks' gradients were, except for the compression, and r (line 17) is
-    computed for each tensor. The worker and server errors are in units of scaling times the
+    where the last fraction is brought into the bounds of Adam's own step, see `bound_steps`, and g
+    is what all ranks' gradients were, except for the compression. r (line 17) is computed for each
+    tensor. The worker and server errors are in units of scaling times the
     momentum. Traffic and masks are `OneBitAdam`'s; what is masked takes no part in r and in
     scaling. Fresh variance, momentum and a flat copy of the gradient are stored as vectors: 12
     bytes an element more than `OneBitAdam`. `restart_warmup` goes on from v_Tw and c_avg, and the
@@ -105,6 +106,7 @@ class OneBitLamb(OneBitAdam):
         max_grad_norm: float | None = None,
         check_finite: bool = True,
         variance_floor: float = 0.0,
+        bound_steps: bool = True,
         compressor: Any = None,
         bucket_cap_mb: float | None = None,
         overlap: bool = False,
@@ -133,6 +135,7 @@ class OneBitLamb(OneBitAdam):
             max_grad_norm=max_grad_norm,
             check_finite=check_finite,
             variance_floor=variance_floor,
+            bound_steps=bound_steps,
             compressor=compressor,
             bucket_cap_mb=bucket_cap_mb,
             overlap=overlap,
@@ -175,7 +178,9 @@ class OneBitLamb(OneBitAdam):
         ]
         bucket.ratio.copy_(torch.tensor(ratios, dtype=torch.float64))
         bucket.coefficient.copy_(bucket.ratio * bucket.coefficient_average)
-        descend(bucket, received, numbers)
+        rates = bucket.coefficient.tolist()
+        rates = [lr * c / c1 for lr, c, c1 in zip(numbers.lrs, rates, numbers.c1s)]
+        self._run.bounded.append(descend(bucket, received, numbers, self._limits(bucket, rates)))
 
     def _follow_variance(
         self, bucket: Bucket, received: torch.Tensor, numbers: Numbers

@@ -135,13 +135,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "of all gradients is known. Set max_grad_norm=None, or overlap=False"
             )
         self._communicator_is_given = communicator is not None
-        communicator = communicator if self._communicator_is_given else default_communicator()
-        check_communicator(communicator)
+        chosen = default_communicator() if communicator is None else communicator
+        check_communicator(chosen)
         self.max_grad_norm = max_grad_norm
         self.check_finite = check_finite
         self.overlap = overlap
         # with overlap the user's collectives must not come between those of the background
-        self.communicator = communicator.duplicate() if overlap else communicator
+        self.communicator: Communicator = chosen.duplicate() if overlap else chosen
         if overlap:
             weakref.finalize(self, self.communicator.close)
         self.check_ranks_every = 100
@@ -627,7 +627,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _compare_ranks(self) -> None:
         """Raise RuntimeError on all ranks, naming the first difference, unless parameters, moments
         and options are the same on all."""
-        shared = {}
+        shared: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         for bucket in self._run.buckets:
             shared |= zip(bucket.params, self._common_state(bucket))
         check_same_on_all_ranks(

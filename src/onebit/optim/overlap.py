@@ -34,10 +34,10 @@ class Overlap:
     """
 
     def __init__(self, optimizer: "DistributedOptimizer") -> None:
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer: Any = weakref.ref(optimizer)
         self._buckets = optimizer._run.buckets
         self._paused = False
-        self._hooks = {}
+        self._hooks: dict[torch.nn.Parameter, Any] = {}
         # disabled here rather than at import, since that loads the compiler
         self._hook = torch.compiler.disable(_arrived)
         self._forget()
@@ -51,9 +51,9 @@ class Overlap:
         """Wait for all gradients anew."""
         # for each bucket whose exchange has begun, in order:
         # (future, measured, versions of its gradients, options sent)
-        self._started = []
+        self._started: list[tuple[Future, torch.Tensor, list, list]] = []
         # for each bucket the parameters whose gradients are to come; known when the first comes
-        self._missing = None
+        self._missing: list[set[torch.nn.Parameter]] | None = None
         for i, bucket in enumerate(self._buckets):
             for p in bucket.params:
                 # a bucket with a parameter without hook begins in step()
@@ -94,12 +94,12 @@ class Overlap:
                 "`with optimizer.no_sync():`; if checkpointing runs a part of backward twice "
                 f"(use_reentrant=True), set overlap=False. {STUCK}"
             )
-        if self._missing is None:
-            self._missing = [
-                {p for p in bucket.params if p.requires_grad} for bucket in self._buckets
-            ]
-        self._missing[i].discard(p)
-        while len(self._started) < len(self._buckets) and not self._missing[len(self._started)]:
+        missing = self._missing or [
+            {p for p in bucket.params if p.requires_grad} for bucket in self._buckets
+        ]
+        self._missing = missing
+        missing[i].discard(p)
+        while len(self._started) < len(self._buckets) and not missing[len(self._started)]:
             self._start()
 
     def exchanges(self) -> list[Future]:
@@ -148,8 +148,9 @@ class Overlap:
 
 def _arrived(overlap: weakref.ref, i: int, p: torch.nn.Parameter) -> None:
     """The hook. The optimizer may be gone while its hooks are still there."""
-    if overlap() is not None:
-        overlap().arrived(i, p)
+    listening = overlap()
+    if listening is not None:
+        listening.arrived(i, p)
 
 
 def _versions(bucket: Bucket) -> list[tuple[int, int] | None]:

@@ -14,15 +14,17 @@ def packed_update(
     decays: Numbers,
     rates: Numbers,
     epsilons: Numbers,
-) -> None:
+    limits: Numbers,
+) -> Tensor:
     """x <- decay x - (rate m) / (sqrt(v) + eps) in place, where m is what `payload` stands for.
 
-    Args as `onebit.kernels.torch_ops.update`, which does it in one pass if the payload is signs.
+    Arguments and result as those of `onebit.kernels.torch_ops.update`, which does it in one pass if
+    the payload is signs.
     """
     partition = compressor.partition
     if isinstance(compressor, Sign):
-        compressor.kernels.update(partition, parameters, variance, payload, decays, rates, epsilons)
-        return
+        numbers = decays, rates, epsilons, limits
+        return compressor.kernels.update(partition, parameters, variance, payload, *numbers)
     rate_times_m = Terms([None] * len(parameters), momentum=payload, betas=rates)
     moves = combine(partition, rate_times_m, compressor.dtype, compressor.decompress)
-    apply_moves(partition, parameters, variance, moves, decays, epsilons)
+    return apply_moves(partition, parameters, variance, moves, decays, epsilons, limits)

@@ -39,6 +39,7 @@ class RunState:
         is_synced: whether all ranks hold the same model.
         moved: the parameters that the ranks have trained apart since the last sync.
         warned_of: what the user has been warned of, and need not be told again.
+        bounded: for each bucket how many coordinates the last step has bounded, int64 [].
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class RunState:
     compress_flags: list[bool] = field(default_factory=list)
     runner: Background | Inline = field(default_factory=Inline)
     overlap: "Overlap | None" = None
-    meter: Meter | None = None
+    meter: Meter = field(init=False)
     ranks_are_compared: bool = False
     compared_at: int = 0
     is_changing: bool = False
@@ -57,9 +58,10 @@ class RunState:
     is_synced: bool = True
     moved: set[torch.Tensor] = field(default_factory=set)
     warned_of: set[str] = field(default_factory=set)
+    bounded: list[torch.Tensor] = field(default_factory=list)
 
 
-class Option:
+class _Option:
     """An option of an optimizer as an attribute, which users may read and assign.
 
     The value lives in the optimizer's `RunState`, and so is the same through every wrapper.
@@ -73,3 +75,8 @@ class Option:
 
     def __set__(self, optimizer: Any, value: Any) -> None:
         optimizer._run.options[self._name] = value
+
+
+def Option() -> Any:
+    """Declare an option: `lr: float = Option()` in the body of an optimizer's class."""
+    return _Option()

@@ -64,7 +64,7 @@ class Meter:
     def __init__(self, communicator: Communicator) -> None:
         self.last = self.total = Traffic()
         self._communicator = communicator
-        self._before = None
+        self._before: tuple[int, int, int] | None = None
 
     def open(self) -> None:
         """A step's first exchange begins, perhaps during backward; further calls do nothing."""
@@ -73,9 +73,9 @@ class Meter:
 
     def close(self, exact_bytes: int) -> None:
         """The step has ended; an exact all_reduce would have sent `exact_bytes` in it."""
-        self.last = Traffic(
-            *(now - then for now, then in zip(self._counters(), self._before)), exact_bytes
-        )
+        before = self._before or self._counters()
+        sent, received, calls = (now - then for now, then in zip(self._counters(), before))
+        self.last = Traffic(sent, received, calls, exact_bytes)
         self.total = self.total.plus(self.last)
         self._before = None
 

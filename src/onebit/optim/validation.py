@@ -55,7 +55,7 @@ SHARDED = {
 # ---- names of options
 
 
-def check_option_names(owner: type, given: Mapping[str, Any]) -> None:
+def check_option_names(owner: Any, given: Mapping[str, Any]) -> None:
     """Raise TypeError if a constructor's keyword is unknown or a required one is missing.
 
     Python's own TypeError would name the word, but not what it is called here or what to choose.
@@ -78,7 +78,7 @@ def _instead_of(name: str, valid: Sequence[str]) -> str:
     return f"did you mean '{near}'?" if near else f"it takes {', '.join(valid)}"
 
 
-def option_names(owner: type) -> list[str]:
+def option_names(owner: Any) -> list[str]:
     """The keywords that a class's constructor takes, apart from the parameters."""
     parameters = inspect.signature(owner.__init__).parameters
     return [name for name in parameters if name not in ("self", "params")]
@@ -125,7 +125,7 @@ def check_number(name: str, value: Any, low: float, strict: bool = False) -> Non
     Args:
         strict: whether it must be above `low`.
     """
-    number = (
+    number: Any = (
         value
         if isinstance(value, Real) and not isinstance(value, bool)
         else value.item()
@@ -170,14 +170,14 @@ def check_betas(betas: Any) -> None:
     if (
         not isinstance(betas, (tuple, list))
         or len(betas) != 2
-        or not all(isinstance(b, Real) and 0 <= b < 1 for b in betas)
+        or not all(isinstance(b, Real) and 0 <= float(b) < 1 for b in betas)
     ):
         raise ValueError(f"betas must be two numbers in [0, 1), not {betas!r}")
 
 
 def check_fraction(name: str, value: Any) -> None:
     """Raise ValueError unless `value` is a number in [0, 1)."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value < 1:
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) < 1:
         raise ValueError(f"{name} must be a number in [0, 1), not {value!r}")
 
 

@@ -1,7 +1,7 @@
 """0/1 Adam."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -15,13 +15,13 @@ from onebit.kernels.torch_ops import (
     zero_one_momentum,
     zero_one_variance,
 )
-from onebit.optim.adam import DistributedAdam
+from onebit.optim.bounded_steps import BoundedSteps
 from onebit.optim.bucket import Bucket, Group
 from onebit.optim.freeze import large_steps, raise_to_floor, small_variance
 from onebit.optim.local_steps import LocalSteps
 from onebit.optim.run_state import Option, RunState
 from onebit.optim.step_sets import StepSets
-from onebit.optim.validation import check_number, check_whole
+from onebit.optim.validation import check_flag, check_number, check_whole
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class ZeroOneRun(RunState):
     decays: list[float] = field(default_factory=list)
 
 
-class ZeroOneAdam(LocalSteps, DistributedAdam):
+class ZeroOneAdam(LocalSteps, BoundedSteps):
     """0/1 Adam (Lu et al., ICLR 2023).
 
     Its local steps send nothing, and its syncs send one bit for each parameter. With this rank's
@@ -84,6 +84,9 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         local_step_clipper: H, the largest distance of two syncs. 1: every step syncs.
         variance_floor: v is at least this fraction of its tensor's mean, so that nothing is masked
             and nothing runs away; 0: mask.
+        bound_steps: in a step, and in a sync for each step since the last, no coordinate moves
+            further than Adam could move it, see `onebit.optim.bounded_steps`; `bounded_share` says
+            how many would have. False: as in the paper.
         compressor: see `onebit.compression`; None: `Sign`.
     """
 
@@ -107,6 +110,7 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         local_step_scaler: int = 32678,
         local_step_clipper: int = 16,
         variance_floor: float = 0.0,
+        bound_steps: bool = True,
         bias_correction: bool = True,
         max_grad_norm: float | None = None,
         check_finite: bool = True,
@@ -119,7 +123,9 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         self._run.sets = sets
         self._run.options |= {option.name: getattr(sets, option.name) for option in fields(sets)}
         check_number("variance_floor, a fraction of a tensor's mean variance,", variance_floor, 0)
+        check_flag("bound_steps", bound_steps)
         self.variance_floor = variance_floor
+        self.bound_steps = bound_steps
         self.compressor = compressor or Sign
         super().__init__(
             params,
@@ -134,7 +140,7 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         )
 
     @property
-    def masked_remedy(self) -> str:
+    def masked_remedy(self) -> str:  # type: ignore[override]
         """While v can still be updated a mask does not last, and nothing needs to be said."""
         if self.steps < self._run.sets.last_update:
             return ""
@@ -239,8 +245,12 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         self._move(bucket, self._rate_sum, self._decay)
         bucket.accumulator.zero_()
 
-    def _move(self, bucket: Bucket, rate, decay) -> None:
-        """x <- decay x - rate m / (sqrt(v_hat) + eps), where sqrt(v_hat) = root sqrt(v).
+    def _move(
+        self, bucket: Bucket, rate: Callable[[Group], float], decay: Callable[[Group], float]
+    ) -> None:
+        """x <- decay x - rate m / (sqrt(v_hat) + eps), where sqrt(v_hat) = root sqrt(v), bounded.
+
+        A step that updates v is Adam's own, and has no bound.
 
         Args:
             rate, decay: functions of a group.
@@ -249,7 +259,8 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
         def root(group: Group) -> float:
             return self._corrections(bucket, group)[1] ** -0.5
 
-        zero_one_apply(
+        fresh = self._run.sets.updates_variance(self.steps)
+        bounded = zero_one_apply(
             bucket.partition,
             bucket.trained(),
             bucket.variance,
@@ -257,7 +268,9 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
             [(span, rate(group) / root(group)) for group, span in bucket.spans],
             bucket.per_tensor(decay),
             bucket.per_tensor(lambda group: group["eps"] / root(group)),
+            None if fresh else self._limits(bucket, bucket.per_tensor(rate)),
         )
+        self._run.bounded.append(bounded)
 
     def _finish_step(self) -> None:
         run = self._run
@@ -269,18 +282,24 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
             self._begin_path()
 
     def _check_variance(self) -> None:
-        """Once after each update of v, when the first compressed momentum has come; warns once."""
+        """Once after each update of v, when the first compressed momentum has come; warns once.
+
+        Bounded steps need no warning.
+        """
         run = self._run
-        if run.checked_variance in (run.variance_steps, math.inf):
+        if self.bound_steps or run.checked_variance in (run.variance_steps, math.inf):
             return
         run.checked_variance = run.variance_steps
         eps = max(group["eps"] for group in self.param_groups)
-        large = sum(
-            large_steps(bucket, eps, self._corrections(bucket, bucket.groups[0])[1])
-            for bucket in self._compressed
-        )
-        if large:
-            self._warn(small_variance(large))
+        names = dict(zip(self._params(), self._names()))
+        large = {}
+        for bucket in self._compressed:
+            correction = self._corrections(bucket, bucket.groups[0])[1]
+            counts = large_steps(bucket, eps, correction)
+            large |= {names[p]: count for p, count in zip(bucket.params, counts)}
+        warning = small_variance(large)
+        if warning:
+            self._warn(warning)
             run.checked_variance = math.inf
 
     # ---- numbers of a group
@@ -309,6 +328,7 @@ class ZeroOneAdam(LocalSteps, DistributedAdam):
 
     def _sync(self) -> None:
         """A sync out of turn."""
+        self._run.bounded = []
         for bucket in self._compressed:
             self._average(bucket)
         self._run.sets.synced(self.steps)

@@ -49,7 +49,7 @@ def connect() -> Communicator:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        communicator = TorchDistributed(ordered=False)
+        communicator: Communicator = TorchDistributed(ordered=False)
     elif launched_processes():
         communicator = Mpi(ordered=False)
     else:

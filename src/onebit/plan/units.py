@@ -39,7 +39,8 @@ def count(text: str) -> int:
 
 def share(text: str) -> float:
     """'0.15' or '15%' -> a number from 0 to 1."""
-    number, percent = re.fullmatch(r"([^%]*)(%?)", text.strip()).groups()
+    number = text.strip().removesuffix("%")
+    percent = number != text.strip()
     try:
         value = float(number) / (100 if percent else 1)
     except ValueError:

@@ -102,6 +102,11 @@ def clip_each(g: Array, max_norm: float | None) -> Array:
 # ---- Adam's step
 
 
+def largest_step(beta1: Number, beta2: Number) -> Number:
+    """Adam's own bound on |m_hat| / (sqrt(v_hat) + eta): Kingma and Ba, section 2.1."""
+    return np.maximum(1.0, (1 - beta1) / np.sqrt(1 - np.asarray(beta2)))
+
+
 def update(
     x: Array,
     m: Array,
@@ -111,9 +116,11 @@ def update(
     weight_decay: Number,
     c1: Number = 1.0,
     c2: Number = 1.0,
+    bound: Number = np.inf,
 ) -> Array:
     """Line 13 of Algorithm 1 with eta, decoupled weight decay and bias corrections c1 and c2.
 
-    The paper has no bias correction: there both are 1.
+    The paper has no bias correction: there both are 1. Nor has it a bound.
     """
-    return x * (1 - gamma * weight_decay) - gamma * (m / c1) / (np.sqrt(v / c2) + eta)
+    direction = np.clip((m / c1) / (np.sqrt(v / c2) + eta), -bound, bound)
+    return x * (1 - gamma * weight_decay) - gamma * direction

@@ -23,6 +23,7 @@ from onebit.reference.common import (
     clip_local,
     clip_mean,
     compressed_average,
+    largest_step,
     one_bit,
     start,
     update,
@@ -108,12 +109,14 @@ def one_bit_adam(
     bias_correction: bool = True,
     max_norm: float | None = None,
     C: Compressor = one_bit,
+    bound_steps: bool = True,
 ) -> Iterator[State]:
     """Algorithm 1 of "1-bit Adam". `groups` = (worker groups, server groups), see the package.
 
     C=identity gives "1-bit Adam (32 bits)": the variance is frozen and the momentum sent as it is.
     Coordinates with v = 0 at the freeze are not active. With bias correction, v is divided once,
-    at the freeze, by 1 - beta2^T_w.
+    at the freeze, by 1 - beta2^T_w. bound_steps=False is the paper's: under a frozen v nothing
+    bounds m / sqrt(v).
     """
     warmup = adam(x, gradient, n, gamma, beta1, beta2, eta, weight_decay, bias_correction, max_norm)
     for _ in range(T_w):  # line 2
@@ -122,13 +125,14 @@ def one_bit_adam(
     if bias_correction:
         v = v / (1 - beta2**T_w)
     active = v > 0
+    bound = largest_step(beta1, beta2) if bound_steps else np.inf
     for t in count(T_w + 1):  # line 3
         g = clip_local(gradient(t, x), max_norm)  # lines 4-5
         m = beta1 * m + (1 - beta1) * g  # line 6
         # lines 7-12
         m, delta, delta_bar = compressed_average(m, delta, delta_bar, C, *groups, active)
         c1 = 1 - beta1**t if bias_correction else 1.0
-        x = update(x, m, v, gamma(t), eta, weight_decay, c1)  # line 13
+        x = update(x, m, v, gamma(t), eta, weight_decay, c1, bound=bound)  # line 13
         yield State(x, m, v, delta, delta_bar)
 
 
@@ -150,6 +154,7 @@ def zero_one_adam(
     bias_correction: bool = True,
     max_norm: float | None = None,
     C: Compressor = one_bit,
+    bound_steps: bool = True,
 ) -> Iterator[LocalState]:
     """0/1 Adam (Lu et al., ICLR 2023): local steps with one-bit syncs at the steps T_u.
 
@@ -161,13 +166,16 @@ def zero_one_adam(
 
     T_v and T_u are sets of steps in which v changes only where u = 0; `onebit.ZeroOneAdam` says how
     it chooses them. Coordinates with v = 0 take no part. With bias correction, gamma stands for
-    gamma / (1 - beta1^t), and v for v / (1 - beta2^k) after k updates.
+    gamma / (1 - beta1^t), and v for v / (1 - beta2^k) after k updates. Unless `bound_steps` is
+    False, |m_hat| / (sqrt(v) + eta) is bounded as in `one_bit_adam`, in a sync with the m_hat and
+    the correction of its own step; a step of T_v is Adam's, and has no bound.
     """
     x, m, v, delta, delta_bar = start(x, n)
     x_sync, x, m, u = x, np.tile(x, (n, 1)), np.tile(m, (n, 1)), np.zeros_like(delta)
     gammas: Number
     decay: Number
     gammas, decay, k = 0.0, 1.0, 0
+    bound = largest_step(beta1, beta2) if bound_steps else np.inf
     for t in count(1):
         g = gradient(t, x)
         g = clip_local(g, max_norm) if t in T_v | T_u else clip_each(g, max_norm)
@@ -180,7 +188,8 @@ def zero_one_adam(
         c1, c2 = (1 - beta1**t, 1 - beta2**k) if bias_correction else (1.0, 1.0)
         rate, shrink = gamma(t) / c1, 1 - gamma(t) * weight_decay
         scale = np.where(active, 1 / (np.sqrt(v / c2) + eta), 0.0)
-        x = shrink * x - rate * m * scale
+        limit = np.inf if t in T_v else bound * c1
+        x = shrink * x - rate * np.clip(m * scale, -limit, limit)
         u, gammas, decay = u + rate * m, gammas + rate, decay * shrink
         if t in T_u:
             if t in T_v:
@@ -188,7 +197,7 @@ def zero_one_adam(
             else:
                 z = np.where(gammas > 0, u / np.where(gammas > 0, gammas, 1.0), m)
                 m, delta, delta_bar = compressed_average(z, delta, delta_bar, C, *groups, active)
-            x_sync = decay * x_sync - gammas * m * scale
+            x_sync = decay * x_sync - gammas * np.clip(m * scale, -limit, limit)
             x, m, u = np.tile(x_sync, (n, 1)), np.tile(m, (n, 1)), np.zeros_like(u)
             gammas, decay = 0.0, 1.0
         yield LocalState(x, m, v, delta, delta_bar, u)
@@ -301,12 +310,14 @@ def one_bit_lamb(
     bias_correction: bool = True,
     max_norm: float | None = None,
     C: Compressor = one_bit,
+    bound_steps: bool = True,
 ) -> Iterator[OneBitLambState]:
     """Algorithm 1 of "1-bit LAMB".
 
     fused: the groups span tensors, so that the momenta are scaled before compression.
     r_bounds=(1, 1) gives "LAMB + basic 1-bit", in which c is frozen as v is. ratio_of="root"
-    compares sqrt(v) + eta, as the authors' code does, instead of v.
+    compares sqrt(v) + eta, as the authors' code does, instead of v. Unless `bound_steps` is False,
+    the direction m_hat / (sqrt(v) + eta) is bounded as in `one_bit_adam`, before c is applied.
     """
     c_avg, r, scaling = np.zeros(len(tensors)), np.ones(len(tensors)), np.ones(len(tensors))
     warmup = lamb(
@@ -332,6 +343,7 @@ def one_bit_lamb(
     v_fresh, active = v, v > 0
     scaling = momentum_scaling(m, tensors, active) if fused else scaling
     s = spread(scaling, tensors)
+    bound = largest_step(beta1, beta2) if bound_steps else np.inf
     for t in count(T_w + 1):
         g = clip_local(gradient(t, x), max_norm)
         z = s * (beta1 * m + (1 - beta1) * g)
@@ -346,6 +358,6 @@ def one_bit_lamb(
         r = next_ratios(frozen, fresh, r, tensors, active, r_bounds, r_threshold)
         c = r * c_avg
         c1 = 1 - beta1**t if bias_correction else 1.0
-        u = m / c1 / (np.sqrt(v) + eta) + weight_decay * x
+        u = np.clip(m / c1 / (np.sqrt(v) + eta), -bound, bound) + weight_decay * x
         x = x - gamma(t) * spread(c, tensors) * u  # line 21
         yield OneBitLambState(x, m, v, delta, delta_bar, c, v_fresh, c_avg, r, scaling)

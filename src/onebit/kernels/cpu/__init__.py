@@ -79,15 +79,18 @@ def update(
     decays: Numbers,
     steps: Numbers,
     epsilons: Numbers,
-) -> None:
+    limits: Numbers,
+) -> Tensor:
     """See `torch_ops.update`."""
     task = _Task(partition, variance.dtype)
     values = task.tensors(parameters)
-    task.numbers(decays=decays, steps=steps, epsilons=epsilons)
+    task.numbers(decays=decays, steps=steps, epsilons=epsilons, limits=limits)
     task.message("incoming", momentum)
-    task.set(vector=variance)
+    bounded = torch.zeros(len(partition.blocks), dtype=torch.int64)
+    task.set(vector=variance, bounded=bounded)
     task.run(cpu_loops.update)
     _write_back(parameters, values)
+    return bounded.sum()
 
 
 def adam(
@@ -130,9 +133,8 @@ def _write_back(parameters, values):
 def _compress(loop, task, compensated, scales, out):
     partition, dtype = task.partition, compensated.dtype
     rows, pieces = partition.piece_lengths.shape
-    payload = torch.empty(
-        rows, partition.row_elements // 8 + pieces * dtype.itemsize, dtype=torch.uint8
-    )
+    payload = torch.empty(rows, partition.row_bytes(1, dtype.itemsize), dtype=torch.uint8)
+    payload[:, partition.row_elements // 8 + pieces * dtype.itemsize :] = 0
     new_scales = torch.empty_like(scales)
     task.message("outgoing", payload)
     task.set(

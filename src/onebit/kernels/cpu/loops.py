@@ -26,6 +26,7 @@ from onebit.kernels.cpu.vectors import (
     add_squares,
     count_ones,
     fetch_and_increment,
+    greater,
     load,
     load_vector,
     nonzero_bits,
@@ -63,11 +64,13 @@ TASK = np.dtype(
         # T, for each tensor and the tail
         *_integers("weights", "betas"),
         # T, for each tensor; a rest is 1 - beta
-        *_integers("decays", "steps", "epsilons", "roots", "beta1s", "rest1s", "beta2s", "rest2s"),
+        *_integers("decays", "steps", "epsilons", "limits", "roots"),
+        *_integers("beta1s", "rest1s", "beta2s", "rest2s"),
         # T; `vector` is c or v
         *_integers("vector", "scales", "out", "new_scales", "gradient", "momentum"),
-        # for each block: the sum of squares, float64; the masked elements that are not 0, int64
-        *_integers("sums", "late"),
+        # for each block: the sum of squares, float64; int64: the masked elements that are not 0,
+        # and those whose move was beyond the limit
+        *_integers("sums", "late", "bounded"),
         # float64 [2]: the totals of these two
         *_integers("totals"),
         *(("incoming", MESSAGE), ("row_count", np.int64), ("outgoing", MESSAGE)),
@@ -299,16 +302,19 @@ def update_blocks(T, task, block, b, padded, ones):
         splat(pointer(T, task.decays)[block.group]),
         splat(pointer(T, task.epsilons)[block.group]),
     )
+    limit, bounded = pointer(T, task.limits)[block.group], 0
+    above, below = splat(limit), splat(-limit)
     for i in range(0, block.length, LANES):
         byte, at = i // 8, i * size_of(T)
+        active = load(np.uint64, mask + byte) & moving
         move = select(load(np.uint64, m + byte), plus, minus) / (
             square_root(load_vector(T, variance + at)) + eps
         )
-        store(
-            x + at,
-            load_vector(T, x + at) * decay
-            - select(load(np.uint64, mask + byte) & moving, move, zero),
-        )
+        over, under = greater(move, above), greater(below, move)
+        bounded += count_ones((over | under) & active)
+        move = select(over, above, select(under, below, move))
+        store(x + at, load_vector(T, x + at) * decay - select(active, move, zero))
+    pointer(np.int64, task.bounded)[b] = bounded
     write_back(T, block, x, elements)
 
 
@@ -350,20 +356,35 @@ def adam_blocks(T, task, block, b, padded, ones):
 
 
 @inner
+def sum_in_lanes(numbers, count):
+    """The sum of float64 numbers at an address, in the order of `torch_ops`."""
+    lanes, width = np.zeros(LANES), LANES
+    for i in range(count):
+        lanes[i % LANES] += pointer(np.float64, numbers)[i]
+    while width > 1:
+        width //= 2
+        for j in range(width):
+            lanes[j] += lanes[j + width]
+    return lanes[0]
+
+
+@inner
 def group_sums(task):
-    """float64 [groups] from the blocks' sums."""
-    sums = np.zeros(task.group_count)
-    for b in range(task.block_count):
-        sums[record(ROW, task.blocks + b * ROW_BYTES).group] += pointer(np.float64, task.sums)[b]
+    """float64 [groups] from the blocks' sums. The blocks of a group are neighbours."""
+    sums, b = np.zeros(task.group_count), 0
+    while b < task.block_count:
+        first, group = b, record(ROW, task.blocks + b * ROW_BYTES).group
+        while b < task.block_count and record(ROW, task.blocks + b * ROW_BYTES).group == group:
+            b += 1
+        sums[group] = sum_in_lanes(task.sums + first * size_of(np.float64), b - first)
     return sums
 
 
 @inner
 def finish_measure(task):
     """The squared norm, and the number of masked elements that are not zero."""
-    square, late, sums = 0.0, 0, group_sums(task)
-    for group in range(task.group_count):
-        square += sums[group]
+    late, sums = 0, group_sums(task)
+    square = sum_in_lanes(address_of(sums), task.group_count)
     for b in range(task.block_count):
         late += pointer(np.int64, task.late)[b]
     totals = pointer(np.float64, task.totals)

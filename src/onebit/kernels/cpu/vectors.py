@@ -158,6 +158,16 @@ def select(typing, bits, yes, no):
     return yes(BITS, yes, no), generate
 
 
+@intrinsic
+def greater(typing, x, y):
+    """Bits: x > y. NaN is not greater than anything."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(builder.fcmp_ordered(">", *args), ir.IntType(LANES))
+
+    return BITS(x, y), generate
+
+
 def _comparison(compare, symbol):
     def generate(context, builder, signature, args):
         flags = getattr(builder, compare)(symbol, args[0], ir.Constant(args[0].type, [0.0] * LANES))

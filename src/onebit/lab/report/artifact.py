@@ -73,6 +73,12 @@ class Artifact:
         """The options of `onebit.lab.train` that choose one of its methods."""
         return [f"optimizer={optimizer}"]
 
+    def measure(self, profile: str) -> None:
+        """Measure what it shows besides runs: nothing, for most.
+
+        Raises RuntimeError if that fails.
+        """
+
     def save(self, profile: str, root: Path, live_root: Path | None = None) -> Path:
         """Make its files from the runs under `root` and the live ones; returns the main file.
 

@@ -29,6 +29,8 @@ INCIDENTAL = (
 OWN = {"seed", "optimizer", "method"}
 # {option: {a name in older run.json files: the present name}}
 RENAMED = {"scale": {"steps": "steps_divisor", "length": "length_divisor"}}
+# {an option of an optimizer: what its absence from an older run.json means}
+ABSENT = {"bound_steps": False}
 
 
 def without(options: object, names: tuple[str, ...]) -> object:
@@ -55,10 +57,17 @@ def by_class_name(options: object) -> object:
 def what_is_computed(config: dict) -> dict:
     """A configuration without what does not change the results, under the present names."""
     options = by_class_name(without(config, INCIDENTAL))
+    options["optimizer"] = optimizer_options(config)
     for option, present in RENAMED.items():
         if option in options:
             options[option] = {present.get(n, n): value for n, value in options[option].items()}
     return options
+
+
+def optimizer_options(config: dict) -> dict:
+    """The options of a configuration's optimizer, without those that say what absence says."""
+    options = by_class_name(without(config.get("optimizer", {}), INCIDENTAL))
+    return {name: value for name, value in options.items() if (name, value) not in ABSENT.items()}
 
 
 # ---- runs beside each other
@@ -126,7 +135,7 @@ def _options(record: dict, with_rate: bool) -> dict:
 
 def _differing_optimizers(one: dict, two: dict) -> list[str]:
     """The optimizers' options that differ; of one optimizer, also those that one run lacks."""
-    a, b = (by_class_name(r["config"].get("optimizer", {})) for r in (one, two))
+    a, b = (optimizer_options(r["config"]) for r in (one, two))
     names = [name for name in a.keys() & b.keys() - {"_target_"} if a[name] != b[name]]
     if one["optimizer"] == two["optimizer"]:
         names += a.keys() ^ b.keys()

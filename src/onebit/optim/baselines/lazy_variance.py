@@ -101,7 +101,7 @@ class LazyVarianceAdam(DistributedAdam):
         )
 
     @property
-    def more_vectors(self) -> dict[str, str]:
+    def more_vectors(self) -> dict[str, str]:  # type: ignore[override]
         """With steps_with="average" the last average, bias-corrected."""
         return {"average": "average_exp_avg_sq"} if self.steps_with == "average" else {}
 
@@ -122,7 +122,14 @@ class LazyVarianceAdam(DistributedAdam):
             self._exchange, bucket.allreduce, payload, variance, average, parameters
         )
 
-    def _exchange(self, allreduce, payload, variance, average, parameters) -> Outcome:
+    def _exchange(
+        self,
+        allreduce: Any,
+        payload: torch.Tensor,
+        variance: torch.Tensor,
+        average: torch.Tensor | None,
+        parameters: torch.Tensor | None,
+    ) -> Outcome:
         gathered = allreduce.exchange(payload)
         exact = ExactAllreduce(self.communicator)
         means = (None if x is None else exact.allreduce(x) for x in (average, parameters))

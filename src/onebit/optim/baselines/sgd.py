@@ -35,7 +35,7 @@ class DistributedSGD(DistributedOptimizer):
     """
 
     vectors = {"momentum": "momentum_buffer"}
-    sent_options = ()
+    sent_options: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -1,7 +1,9 @@
 """Figures and tables about time: the papers' numbers beside the model's, drawn without any run."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -10,14 +12,16 @@ from matplotlib.axes import Axes
 from onebit.lab.bench.model.check import Check, check
 from onebit.lab.bench.model.points import Point
 from onebit.lab.claims.judge import table
-from onebit.lab.report.artifact import Artifact
+from onebit.lab.report.artifact import EXPERIMENTS, Artifact
 from onebit.lab.report.figure import Drawing, write
+from onebit.lab.runs.load import PROFILES
 
 SOURCE = (
     "Markers: the paper. Lines: the time model, of which docs/network.md tells inputs and errors; "
     "none of its inputs is fitted to a point that it predicts. "
 )
 # Okabe and Ito's palette: colour and marker of a curve
+NO_RUNS = "No run is needed: the time model draws this from results/paper in seconds."
 LOOKS = (
     ("#0072B2", "o", "-"),
     ("#D55E00", "s", "-"),
@@ -35,15 +39,27 @@ class ModelFigure(Artifact):
     Attributes:
         plot: the checked points -> the drawing.
         note: what the caption says.
+        measures: by profile, the file of experiments/ and its options that measure what else the
+            figure shows.
     """
 
     plot: Callable[[Check], Drawing]
     note: str
+    measures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     optimizers: tuple[str, ...] = ()
+    plan_notes: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(PROFILES, NO_RUNS))
 
     @property
     def experiments(self) -> tuple[str, ...]:
         return ()
+
+    def measure(self, profile: str) -> None:
+        """Run what it measures, in a process of its own; RuntimeError if that fails."""
+        if profile in self.measures:
+            name, *options = self.measures[profile]
+            command = [sys.executable, str(EXPERIMENTS / f"{name}.py"), "--measure", *options]
+            if subprocess.run(command).returncode:
+                raise RuntimeError(f"measuring {name} failed, see above; the rest is drawn")
 
     def draw(self, profile: str, root: Path, live_root: Path | None = None) -> tuple[Drawing, str]:
         """The drawing and its caption; all profiles have the same."""
@@ -67,6 +83,7 @@ class ModelTable(Artifact):
     table: Callable[[Check], pd.DataFrame]
     note: str
     optimizers: tuple[str, ...] = ()
+    plan_notes: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(PROFILES, NO_RUNS))
 
     @property
     def experiments(self) -> tuple[str, ...]:

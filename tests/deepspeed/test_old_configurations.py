@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from helpers.cases import holds_for_each
 
 import onebit
 from onebit.comm import Single
@@ -92,7 +93,7 @@ def test_bias_correction_is_honoured_and_said_aloud():
     assert made(block("OneBitAdam", bias_correction=False))[1] == ""
 
 
-@pytest.mark.parametrize("option", ["amsgrad", "eps_inside_sqrt"])
+@holds_for_each([("amsgrad",), ("eps_inside_sqrt",)])
 def test_what_was_never_done_is_refused_and_may_be_false(option):
     with pytest.raises(ValueError, match=option):
         made(block("OneBitAdam", **{option: True}))
@@ -103,6 +104,9 @@ def test_gradient_clipping_is_the_optimizers():
     config = {"gradient_clipping": 1.5, "optimizer": block("OneBitAdam")}
     assert made(config)[0].max_grad_norm == 1.5
     assert made(config | {"gradient_clipping": 0})[0].max_grad_norm is None
+    optimizer, said = made({"optimizer": block("OneBitAdam")})
+    assert optimizer.max_grad_norm == 1.0 and "gradient_clipping is missing" in said
+    assert made(block("OneBitAdam"))[0].max_grad_norm is None  # a block alone says nothing
 
 
 def test_a_max_grad_norm_in_the_block_is_honoured_and_said_aloud():
@@ -111,7 +115,7 @@ def test_a_max_grad_norm_in_the_block_is_honoured_and_said_aloud():
     assert optimizer.max_grad_norm == 0.5 and "max_grad_norm" in said
     with pytest.raises(ValueError, match="keep one"):
         made(config | {"gradient_clipping": 1.0})
-    assert made({"optimizer": block("OneBitAdam", max_grad_norm=0.0)})[1] == ""
+    assert made(block("OneBitAdam", max_grad_norm=0.0))[1] == ""
 
 
 @pytest.mark.parametrize(
@@ -124,13 +128,13 @@ def test_how_the_engine_averaged_is_said_to_be_dropped(option):
     assert name not in engine_config(config)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@holds_for_each([(1,), (2,), (3,)])
 def test_zero_is_refused_with_the_reason_and_what_to_use(stage):
     config = {"optimizer": block("OneBitAdam"), "zero_optimization": {"stage": stage}}
     for read in (made, engine_config):
         with pytest.raises(ValueError, match=f"stage is {stage}.*shard.*Set the stage to 0"):
             read(config)
-    config["zero_optimization"]["stage"] = 0
+    config |= {"zero_optimization": {"stage": 0}, "gradient_clipping": 0.0}
     assert made(config)[1] == "" and engine_config(config)
 
 
