@@ -67,6 +67,8 @@ def test_an_outlier_leaves_the_largest_weight_near_adams(kind, options, outlier)
     baseline = onebit.Lamb if kind is onebit.OneBitLamb else onebit.DistributedAdam
     adams = largest_weight_after_an_outlier(baseline, {}, outlier)
     assert largest_weight_after_an_outlier(kind, options, outlier) < 1.5 * adams
+    if kind is onebit.OneBitLamb and outlier < 1e6:
+        return  # LAMB's own coefficient withstands it
     unbounded = options | {"bound_steps": False}
     assert largest_weight_after_an_outlier(kind, unbounded, outlier) > 2 * adams
 
