@@ -42,6 +42,11 @@ class Compressor(ABC):
     def decompress(self, payload: Tensor) -> Tensor:
         """uint8 [..., rows, row_bytes] -> C[x], float [..., n]."""
 
+    def scales(self, payload: Tensor) -> Tensor | None:
+        """The few numbers in a payload uint8 [rows, row_bytes] that scale all others, which are
+        finite and at least 0 unless something is wrong; None: there are none."""
+        return None
+
     @abstractmethod
     def error_bound(self) -> Tensor:
         """q of each group, float64 [groups]: ||C[x] - x||_2 <= q ||x||_2 for every x.

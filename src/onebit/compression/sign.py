@@ -35,6 +35,9 @@ class Sign(Compressor):
     def decompress(self, payload: Tensor) -> Tensor:
         return torch_ops.decode(self.partition, payload, self.dtype)
 
+    def scales(self, payload: Tensor) -> Tensor:
+        return torch_ops.split_payload(self.partition, payload, self.dtype)[1]
+
     def error_bound(self) -> Tensor:
         return torch_ops.square_root(2 - 2 / torch_ops.square_root(self.partition.counts))
 

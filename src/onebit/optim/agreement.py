@@ -9,6 +9,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from onebit.optim.validation import describe_option, has_sparse_gradient
 # 16 bytes: squared norm of the local gradients, masked gradient elements, digest of the options
 _MESSAGE = struct.Struct("<dII")
 _MOST = 2**32 - 1
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Agreement(NamedTuple):
@@ -117,7 +119,30 @@ def check_scaler_may_step(optimizer: torch.optim.Optimizer, overlap: bool) -> No
 
 def describe_options(group: Mapping[str, Any], names: Iterable[str]) -> str:
     """These options of a parameter group as text, the same on ranks that have the same."""
-    return "; ".join(f"{name}={group[name]}" for name in names)
+    return "; ".join(f"{name}={canonical(group[name])}" for name in names)
+
+
+def canonical(value: Any) -> Any:
+    """An option such that equal ones have one text: 1, 1.0 and a tensor of 1 alike, and a list as
+    a tuple."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(canonical, value))
+    if torch.is_tensor(value) and value.numel() == 1:
+        return float(value)
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else value
+
+
+def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """A number for each tensor, which changes with any one of its elements.
+
+    On the CPU it is `checksum`. A GPU sums the elements, read as whole numbers, which is quicker
+    there than to copy them; it does not see elements that have changed places.
+    """
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return [checksum(tensor) for tensor in tensors]
+    words = (tensor.detach().view(_WHOLE[tensor.dtype.itemsize]) for tensor in tensors)
+    sums = [word.sum(dtype=torch.int64) for word in words]
+    return torch.stack([x.to(sums[0].device) for x in sums]).tolist()
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -160,7 +185,7 @@ def describe_optimizer(
     return line(
         kind,
         f"after {steps} steps",
-        *(f"{name}={describe_option(value)}" for name, value in {**facts, **options}.items()),
+        *(f"{name}={describe_option(canonical(x))}" for name, x in {**facts, **options}.items()),
         f"{'with' if scaled else 'without'} a GradScaler",
     )
 

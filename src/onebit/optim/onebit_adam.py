@@ -74,8 +74,8 @@ class OneBitAdam(BoundedSteps):
             freeze, and m by 1 - beta1^t at every step.
         max_grad_norm: after the freeze it bounds sqrt(mean_i ||g_i||^2), since nobody knows the
             mean gradient by then.
-        check_finite: False together with max_grad_norm=None saves a pass over the gradients and
-            the 16 bytes. Then neither gradients that are not finite nor gradients of masked
+        check_finite: False together with max_grad_norm=None saves a pass over the
+            gradients. Then neither gradients that are not finite nor gradients of masked
             coordinates are noticed.
         variance_floor: at the freeze v becomes at least this fraction of its tensor's mean, so
             that nothing is masked; 0: mask.

@@ -1,6 +1,7 @@
 """What all optimizers of the family share, and what one step of them is."""
 
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,13 +10,15 @@ import torch
 
 from onebit.allreduce import CompressedAllreduce, ExactAllreduce
 from onebit.comm import Communicator, default_communicator
-from onebit.comm.background import Background, Inline
+from onebit.comm.background import Background, Inline, results
 from onebit.kernels.torch_ops import Terms
 from onebit.optim import checkpoint, notices
 from onebit.optim.agreement import (
+    Agreement,
     agree,
     check_same_on_all_ranks,
     check_scaler_may_step,
+    checksums,
     clip_factor,
     describe_optimizer,
     describe_options,
@@ -97,6 +100,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     max_grad_norm: float | None = Option()
     check_finite: bool = Option()
     overlap: bool = Option()
+    # the ranks compare parameters and state every so many steps; None: only options
+    check_ranks_every: int | None = Option()
 
     # so that torch's GradScaler calls step() even on a rank on which it found an inf
     _step_supports_amp_scaling = True
@@ -137,6 +142,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.overlap = overlap
         # with overlap the user's collectives must not come between those of the background
         self.communicator: Communicator = chosen.duplicate() if overlap else chosen
+        if overlap:
+            weakref.finalize(self, self.communicator.close)
+        self.check_ranks_every = 100
         self._run.meter = Meter(self.communicator)
         cap = bucket_cap_mb * 2**20 if bucket_cap_mb else DEFAULT_BUCKET_CAP if overlap else None
         self._run.options["bucket_cap"] = self._bucket_cap = cap
@@ -267,7 +275,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         run, params = self._run, self._params()
         run.errors_are_shared = facts.get("errors_are_shared", False)
-        run.ranks_are_compared = False
+        run.ranks_are_compared = run.is_changing = False
         if self.trains_apart:
             run.is_synced = facts.get("is_synced", True)
             run.moved = {params[i] for i in checkpoint.moved(facts)}
@@ -440,6 +448,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _step_with_all_ranks(self, closure: Callable[[], Any] | None) -> Any:
         run = self._run
+        self._must_be_whole()
         check_scaler_may_step(self, self.overlap)
         loss = None
         if closure is not None:
@@ -456,6 +465,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         taken = self._take_step()
         if taken:
             self._finish_step()
+        run.is_changing = False
         run.last_step_skipped = not taken
         run.errors_are_shared &= not taken
         run.meter.close(self._exact_bytes())
@@ -473,15 +483,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _exact_step(self) -> bool:
         """One step on the exact mean gradient.
 
-        All ranks see the same bits, so that they clip and skip alike without asking each other.
+        All ranks see the same bits, so that they clip and skip alike without asking each other. In
+        the second step they look whether their own gradients are the same already.
         """
+        self._ask_ranks(self._measured() if self.steps == 1 and not is_scaled(self) else (0.0, 0.0))
         exchanges = self._exchanges(unscaling(self))
-        means = [exchange.result() for exchange in exchanges]
+        means = results(exchanges)
         factor = self._factor(self._squared_norm(means)) if self._needs_norm else 1.0
         if factor is None:
             for bucket in self._run.buckets:
                 bucket.drop_gradient()
             return False
+        self._begin_change()
         self._count_step()
         for bucket, g in zip(self._run.buckets, means):
             self._exact_update(bucket, scaled(g, factor))
@@ -498,6 +511,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if factor is None:
             return False
         self._warn_of_masked_gradients(masked)
+        self._begin_change()
         exchanges = exchanges or self._exchanges(factor)
         self._count_step()
         for bucket, exchange in zip(self._run.buckets, exchanges):
@@ -551,23 +565,34 @@ class DistributedOptimizer(torch.optim.Optimizer):
         step. Raises RuntimeError on all ranks if their options have come to differ.
         """
         if not self._needs_norm:
+            self._ask_ranks((0.0, 0.0))
             return 1.0, 0
+        unscale = unscaling(self)
+        squared_norm, masked = self._measured()
+        agreement = self._ask_ranks((unscale**2 * squared_norm, masked))
+        return self._factor(agreement.squared_norm, unscale), agreement.masked
+
+    def _measured(self) -> list[float]:
+        """Of this rank's gradients: [squared norm, elements that are not zero where masked]."""
         run = self._run
         measured = (
             run.overlap.measured()
-            if run.overlap
+            if run.overlap and self._is_compressing
             else [self._measure(bucket) for bucket in run.buckets]
         )
-        squared_norm, masked = torch.stack(measured).sum(0).tolist()
-        unscale = unscaling(self)
-        trained = "".join(str(int(p.requires_grad)) for p in self._params())
-        groups = [describe_options(group, self._group_options) for group in self.param_groups]
+        return torch.stack(measured).sum(0).tolist()
+
+    def _ask_ranks(self, measured: Sequence[float]) -> Agreement:
+        """What the ranks know together; see `_measured`. Raises RuntimeError on all ranks if their
+        steps, options, groups or requires_grad have come to differ, or every
+        `check_ranks_every` steps their parameters and state."""
+        run = self._run
         agreement = run.runner.submit(
             agree,
             self.communicator,
-            unscale**2 * squared_norm,
-            int(masked),
-            f"{self.steps}, {trained}, {groups}",
+            measured[0],
+            int(measured[1]),
+            self._in_common(),
             run.buckets[0].device,
         ).result()
         if not agreement.same_options:
@@ -580,7 +605,38 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "its own data",
                 about="equal gradients",
             )
-        return self._factor(agreement.squared_norm, unscale), agreement.masked
+        return agreement
+
+    def _in_common(self) -> str:
+        """What all ranks must have in common at this step, as text."""
+        run = self._run
+        trained = "".join(str(int(p.requires_grad)) for p in self._params())
+        groups = [
+            (len(group["params"]), describe_options(group, self._group_options))
+            for group in self.param_groups
+        ]
+        own = describe_optimizer(
+            type(self).__name__, self.steps, run.options, {"phase": self.phase}, is_scaled(self)
+        )
+        every = self.check_ranks_every
+        if not every or self.steps - run.compared_at < every:
+            return f"{own}, {trained}, {groups}"
+        run.compared_at = self.steps
+        return f"{own}, {trained}, {groups}, {self._facts()}, {self._sums()}"
+
+    def _sums(self) -> list[int]:
+        """A sum of each tensor, and of each vector of the state, that is the same on all ranks."""
+        tensors = []
+        for bucket in self._run.buckets:
+            if bucket.compress and not self._run.is_synced:
+                for entries in self._common_between_syncs(bucket):
+                    tensors.extend(entries.values())
+                continue
+            tensors.extend(bucket.params)
+            tensors.extend(x for entries in bucket.stored() for x in entries.values())
+            if bucket.packed is not None:
+                tensors.append(bucket.packed)
+        return checksums(tensors)
 
     def _check_ranks(self) -> None:
         """At the first step the ranks compare what they have; at every step each looks at its own
@@ -596,6 +652,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 )
             self._compare_ranks()
             run.ranks_are_compared = True
+            run.compared_at = self.steps
         check_dense(self._params(), self._names())
 
     def _compare_ranks(self) -> None:
@@ -683,6 +740,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         return self._run.overlap.paused() if self._run.overlap else nullcontext()
 
+    def _begin_change(self) -> None:
+        """From here on a failure leaves the state in pieces, until `is_changing` is reset."""
+        self._run.is_changing = True
+
+    def _must_be_whole(self) -> None:
+        """Raise RuntimeError if a step or a sync has failed in its middle."""
+        if self._run.is_changing:
+            raise RuntimeError(
+                "an earlier step() or synchronize() of this optimizer failed in its middle, when "
+                "a part of the parameters and of the state had changed already: load the last "
+                "checkpoint into model and optimizer, on all ranks, and go on from there"
+            )
+
     def _must_be_idle(self, what: str) -> None:
         """Raise RuntimeError if an exchange is under way, which `what` would disturb."""
         if self._run.overlap:
@@ -706,6 +776,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         all_reduce: what the errors hold together does not change.
         """
         self._must_be_idle("synchronize was called")
+        self._must_be_whole()
+        self._begin_change()
         if not self._run.is_synced:
             self._sync()
         for bucket in [bucket for bucket in self._run.buckets if bucket.allreduce]:
@@ -713,6 +785,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             server_error = bucket.allreduce.server_error
             bucket.allreduce.server_error = torch.zeros_like(server_error)
             self._run.errors_are_shared = True
+        self._run.is_changing = False
 
     def state_dict(self) -> dict[str, Any]:
         """As any optimizer's. Compression errors differ between ranks: let each rank save its own
@@ -723,6 +796,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Nothing in it is shared with the optimizer: it holds copies, as large as the state.
         """
+        self._must_be_whole()
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         state_dict = checkpoint.saved(self)

@@ -35,6 +35,8 @@ class RunState:
         overlap: what begins exchanges during backward; None: they begin in `step`.
         meter: counts the bytes; made by the constructor.
         ranks_are_compared: whether the ranks have been found to hold the same.
+        compared_at: the step after which parameters and state were last compared.
+        is_changing: whether a step or a sync is changing the state; if it fails, this remains.
         errors_are_shared: whether all ranks hold the same compression errors.
         last_step_skipped: whether the ranks agreed to skip the last step.
         skips: how many steps in a row were skipped.
@@ -58,6 +60,8 @@ class RunState:
     overlap: "Overlap | None" = None
     meter: Meter = field(init=False)
     ranks_are_compared: bool = False
+    compared_at: int = 0
+    is_changing: bool = False
     errors_are_shared: bool = False
     last_step_skipped: bool = False
     skips: int = 0
