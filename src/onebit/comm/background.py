@@ -35,7 +35,7 @@ class Background:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._thread: threading.Thread | None = None
 
-    def _start(self) -> None:
+    def _start(self) -> threading.Thread:
         """Start the thread, at the first call, and again in a forked child, which lacks it."""
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         # The thread holds the queue only and not this object, whose end stops it. It is a daemon,
@@ -48,19 +48,21 @@ class Background:
         )
         self._thread.start()
         weakref.finalize(self, self._calls.put, None)
+        return self._thread
 
     def submit(self, call: Callable, *args: Any) -> Future:
         """call(*args) in the background, on what the current stream has computed by now.
 
         `result()` waits for the result and raises the error, if there was one.
         """
-        if self._thread is None or not self._thread.is_alive():
-            self._start()
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            thread = self._start()
         if self._stream is None:
-            future: Future = _ThreadFuture(self._thread)
+            future: Future = _ThreadFuture(thread)
             self._calls.put((future, call, args))
             return future
-        return _on_stream(self._calls, self._thread, self._stream, call, args)
+        return _on_stream(self._calls, thread, self._stream, call, args)
 
 
 class _ThreadFuture(Future):

@@ -486,9 +486,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         All ranks see the same bits, so that they clip and skip alike without asking each other. In
         the second step they look whether their own gradients are the same already.
         """
+        # what has begun during backward comes first on every rank
+        exchanges = self._exchanges() if self.overlap else None
         self._ask_ranks(self._measured() if self.steps == 1 and not is_scaled(self) else (0.0, 0.0))
-        exchanges = self._exchanges(unscaling(self))
-        means = results(exchanges)
+        means = results(exchanges or self._exchanges(unscaling(self)))
         factor = self._factor(self._squared_norm(means)) if self._needs_norm else 1.0
         if factor is None:
             for bucket in self._run.buckets:
@@ -626,7 +627,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _sums(self) -> list[int]:
         """A sum of each tensor, and of each vector of the state, that is the same on all ranks."""
-        tensors = []
+        tensors: list[torch.Tensor] = []
         for bucket in self._run.buckets:
             if bucket.compress and not self._run.is_synced:
                 for entries in self._common_between_syncs(bucket):

@@ -10,12 +10,13 @@ nothing. T is the NumPy type of the elements.
 import hashlib
 import inspect
 import logging
+import os
 import warnings
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-from numba import cfunc, config, njit
+from numba import cfunc, njit
 from numba.core import event
 
 from onebit import layout
@@ -439,7 +440,7 @@ def _warn_of_cache(error: Exception) -> None:
     """Warn once in a process that numba's cache is of no use."""
     if not _Announcement.cache_failed:
         _Announcement.cache_failed = True
-        folder = config.CACHE_DIR or Path(__file__).parent / "__pycache__"
+        folder = os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parent / "__pycache__"
         warnings.warn(
             f"numba's cache in {folder} cannot be used ({type(error).__name__}: {error}): "
             "the CPU kernels are compiled anew in each process. If the cache is damaged, delete "
