@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from onebit.comm import Communicator
 from onebit.optim.validation import describe_option, has_sparse_gradient
@@ -20,6 +21,8 @@ from onebit.optim.validation import describe_option, has_sparse_gradient
 # 16 bytes: squared norm of the local gradients, masked gradient elements, digest of the options
 _MESSAGE = struct.Struct("<dII")
 _MOST = 2**32 - 1
+# The names of parameters in the modules that `remember_names` has seen.
+_NAMES = WeakTensorKeyDictionary()
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -68,6 +71,19 @@ def gather_bytes(communicator: Communicator, data: bytes, device: torch.device) 
     """Every rank's `data`, byte strings of one length, in rank order."""
     sent = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
     return [bytes(row.tolist()) for row in communicator.all_gather(sent)]
+
+
+def ranks_with(
+    communicator: Communicator, flags: Sequence[bool], options: str, device: torch.device
+) -> tuple[list[bool], bool]:
+    """(whether each flag is set on any rank, whether all ranks have the same `options`).
+
+    One all_gather of a byte for each flag and 4 more.
+    """
+    digest = struct.pack("<I", zlib.crc32(options.encode()))
+    rows = gather_bytes(communicator, bytes(flags) + digest, device)
+    columns = zip(*(row[: len(flags)] for row in rows))
+    return [any(column) for column in columns], len({row[len(flags) :] for row in rows}) == 1
 
 
 # ---- one factor: clipping, and torch.amp.GradScaler
@@ -149,6 +165,20 @@ def checksum(tensor: torch.Tensor) -> int:
     """CRC-32 of a tensor's bytes, row-major."""
     flat = tensor.detach().reshape(-1).contiguous()
     return zlib.crc32(flat.view(torch.uint8).cpu().numpy()) if flat.numel() else 0
+
+
+def remember_names(module: torch.nn.Module) -> None:
+    """From now on the ranks compare the names of this module's parameters as well.
+
+    Norm weights and biases start alike, so that without names a rank which lists them in another
+    order goes unnoticed.
+    """
+    _NAMES.update(dict((p, name) for name, p in module.named_parameters()))
+
+
+def name_of(p: torch.Tensor) -> str | None:
+    """The name of a parameter in its module, if `remember_names` has seen that."""
+    return _NAMES.get(p)
 
 
 def describe_parameters(

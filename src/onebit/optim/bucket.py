@@ -1,6 +1,6 @@
 """Parameters that travel together, and their optimizer state as flat vectors."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +51,7 @@ class Bucket:
             `optimizer.state`.
         tensor_scalars: what is kept for each tensor: attribute, and name in `optimizer.state` ->
             value at the start.
+        with_gradient: see `RunState`.
 
     Attributes:
         momentum, and the others of `vectors`: float [layout.size]; float64 if a parameter is,
@@ -73,10 +74,12 @@ class Bucket:
         compress: bool,
         vectors: Mapping[str, str],
         tensor_scalars: Mapping[str, float],
+        with_gradient: Container[torch.Tensor],
     ) -> None:
         self.compress = compress
         self.vectors = vectors
         self.tensor_scalars = tensor_scalars
+        self._with_gradient = with_gradient
         self.params = [p for _, params in contents for p in params]
         self.groups = [group for group, params in contents for _ in params]
         self.device = self.params[0].device
@@ -171,8 +174,9 @@ class Bucket:
         check_unchanged(self.params, self.layout.shapes, self.dtypes, self.device)
 
     def trained(self) -> list[torch.nn.Parameter | None]:
-        """Each parameter, or None if it is frozen."""
-        return [p if p.requires_grad else None for p in self.params]
+        """Each parameter, or None if it is to be left alone, even by weight decay: one that is
+        frozen, or has not had a gradient on any rank."""
+        return [p if p.requires_grad and p in self._with_gradient else None for p in self.params]
 
     def gradients(self) -> list[torch.Tensor | None]:
         """This rank's gradient of each parameter, or None."""

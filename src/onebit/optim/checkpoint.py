@@ -6,6 +6,7 @@ whose the state is and what it means; without them it is taken for that of a tor
 """
 
 import copy
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,12 +69,17 @@ def facts_of(optimizer: "DistributedOptimizer") -> Facts:
         "holds_errors": optimizer._is_compressing,
         "errors_are_shared": optimizer._run.errors_are_shared,
         "meaning": meaning_of_options(optimizer),
+        "with_gradient": flags_of(optimizer, optimizer._run.with_gradient),
     } | optimizer._facts()
 
 
-def moved(facts: Facts) -> list[int]:
-    """The places of the parameters that the ranks had trained apart."""
-    found = facts.get("moved", [])
+def flags_of(optimizer: "DistributedOptimizer", chosen: Container[torch.Tensor]) -> torch.Tensor:
+    """Which parameters are among the chosen ones, bool [parameters]."""
+    return torch.tensor([p in chosen for p in optimizer._params()], device="cpu")
+
+
+def places(found: Any) -> list[int]:
+    """The places that are set in what `flags_of` has given; files of old have the places."""
     return found.nonzero().flatten().tolist() if torch.is_tensor(found) else list(found)
 
 
@@ -95,17 +101,32 @@ def load(optimizer: "DistributedOptimizer", state_dict: dict[str, Any], reset_er
     run.step.fill_(found.steps)
     entries = dict(zip(optimizer._params(), found.entries))
     optimizer._lay_out(entries)
-    optimizer._take_facts(found.facts | {"moved": _moved_here(found)})
+    optimizer._take_facts(found.facts | {"moved": _places_here(found, "moved")})
     for bucket in run.buckets if found.errors else ():
         if bucket.allreduce:
             _take_errors(bucket, [entries[p] for p in bucket.params], found.errors)
+    run.with_gradient.clear()
+    run.with_gradient.update(_with_gradient(optimizer, found))
     _take_foreign(optimizer, found)
 
 
-def _moved_here(found: Loadable) -> list[int]:
-    """`moved`, counted in this optimizer's order of parameters."""
-    places = moved(found.facts)
-    return [i for i, place in enumerate(found.order) if place in places]
+def _with_gradient(optimizer: "DistributedOptimizer", found: Loadable) -> Iterable[torch.Tensor]:
+    """The parameters that have had a gradient: by the facts, or by their moments."""
+    if "with_gradient" in found.facts:
+        params = optimizer._params()
+        return [params[i] for i in _places_here(found, "with_gradient")]
+    return [
+        p
+        for bucket in optimizer._run.buckets
+        for p, own in zip(bucket.params, bucket.everything())
+        if any(bool(x.any()) for x in own.values())
+    ]
+
+
+def _places_here(found: Loadable, fact: str) -> list[int]:
+    """The `places` of a fact, counted in this optimizer's order of parameters."""
+    saved_places = places(found.facts.get(fact, []))
+    return [i for i, place in enumerate(found.order) if place in saved_places]
 
 
 def _take_errors(bucket: Bucket, entries: list[dict[str, Any]], names: tuple[str, ...]) -> None:

@@ -24,6 +24,8 @@ from onebit.optim.agreement import (
     describe_options,
     describe_parameters,
     is_scaled,
+    name_of,
+    ranks_with,
     unscaling,
 )
 from onebit.optim.bucket import Bucket, Group, buckets
@@ -265,7 +267,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """What a checkpoint holds beside tensors and options. It is the same on all ranks."""
         if not self.trains_apart:
             return {}
-        moved = torch.tensor([p in self._run.moved for p in self._params()], device="cpu")
+        moved = checkpoint.flags_of(self, self._run.moved)
         return {"is_synced": self._run.is_synced, "moved": moved}
 
     def _take_facts(self, facts: dict[str, Any]) -> None:
@@ -278,7 +280,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         run.ranks_are_compared = run.is_changing = False
         if self.trains_apart:
             run.is_synced = facts.get("is_synced", True)
-            run.moved = {params[i] for i in checkpoint.moved(facts)}
+            run.moved = {params[i] for i in checkpoint.places(facts.get("moved", []))}
 
     def _check_facts(self, facts: dict[str, Any], groups: list[Group]) -> None:
         """Raise ValueError if a checkpoint's state means something else than this optimizer's.
@@ -312,7 +314,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _bucket(self, contents: list[tuple[Group, list]], compress: bool) -> Bucket:
         vectors = self.vectors | (self.more_vectors if compress else {})
-        return Bucket(contents, self.communicator.size, compress, vectors, self.tensor_scalars)
+        return Bucket(
+            contents,
+            self.communicator.size,
+            compress,
+            vectors,
+            self.tensor_scalars,
+            self._run.with_gradient,
+        )
 
     def _allreduce(
         self, bucket: Bucket, layout: Any, active: torch.Tensor | None
@@ -357,7 +366,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """A name for each parameter, in the groups' order."""
         for i, group in enumerate(self.param_groups):
             yield from group.get("param_names") or (
-                f"param_groups[{i}]['params'][{j}]" for j in range(len(group["params"]))
+                name_of(p) or f"param_groups[{i}]['params'][{j}]"
+                for j, p in enumerate(group["params"])
             )
 
     def _follow_groups(self) -> None:
@@ -461,6 +471,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_ranks()
         self._follow_compress_flags()
         self._follow_phase()
+        run.with_gradient.update(p for p in self._params() if p.grad is not None)
         run.meter.open()
         taken = self._take_step()
         if taken:
@@ -587,17 +598,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """What the ranks know together; see `_measured`. Raises RuntimeError on all ranks if their
         steps, options, groups or requires_grad have come to differ, or every
         `check_ranks_every` steps their parameters and state."""
-        run = self._run
+        run, options = self._run, self._in_common()
+        flags = [p in run.with_gradient for p in self._params()]
         agreement = run.runner.submit(
             agree,
             self.communicator,
             measured[0],
             int(measured[1]),
-            self._in_common(),
+            f"{options}, {flags}",
             run.buckets[0].device,
         ).result()
         if not agreement.same_options:
-            self._compare_ranks()
+            self._agree_on_gradients(flags, options)
         if agreement.same_norm:
             self._warn_once(
                 "all ranks' gradients have exactly the same norm. If DistributedDataParallel has "
@@ -607,6 +619,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 about="equal gradients",
             )
         return agreement
+
+    def _agree_on_gradients(self, flags: list[bool], options: str) -> None:
+        """The ranks have not said the same: other parameters have had a gradient (`flags`), or the
+        `options` differ, which raises RuntimeError on all ranks."""
+        run = self._run
+        device = run.buckets[0].device
+        anywhere, same = run.runner.submit(
+            ranks_with, self.communicator, flags, options, device
+        ).result()
+        run.with_gradient.update(p for p, flag in zip(self._params(), anywhere) if flag)
+        if not same:
+            self._compare_ranks()
 
     def _in_common(self) -> str:
         """What all ranks must have in common at this step, as text."""

@@ -41,6 +41,8 @@ class RunState:
         last_step_skipped: whether the ranks agreed to skip the last step.
         skips: how many steps in a row were skipped.
         is_synced: whether all ranks hold the same model.
+        with_gradient: the parameters that have had a gradient on some rank, as far as this rank
+            knows; the ranks agree on it whenever they meet.
         moved: the parameters that the ranks have trained apart since the last sync.
         warned_of: what the user has been warned of, and need not be told again.
         bounded: for each bucket how many coordinates the last step has bounded, int64 [].
@@ -66,6 +68,7 @@ class RunState:
     last_step_skipped: bool = False
     skips: int = 0
     is_synced: bool = True
+    with_gradient: set[torch.Tensor] = field(default_factory=set)
     moved: set[torch.Tensor] = field(default_factory=set)
     warned_of: set[str] = field(default_factory=set)
     bounded: list[torch.Tensor] = field(default_factory=list)
