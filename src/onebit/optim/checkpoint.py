@@ -111,15 +111,14 @@ def load(optimizer: "DistributedOptimizer", state_dict: dict[str, Any], reset_er
 
 
 def _with_gradient(optimizer: "DistributedOptimizer", found: Loadable) -> Iterable[torch.Tensor]:
-    """The parameters that have had a gradient: by the facts, or by their moments."""
+    """The parameters that have had a gradient: by the facts or by their state."""
     if "with_gradient" in found.facts:
         params = optimizer._params()
         return [params[i] for i in _places_here(found, "with_gradient")]
     return [
         p
-        for bucket in optimizer._run.buckets
-        for p, own in zip(bucket.params, bucket.everything())
-        if any(bool(x.any()) for x in own.values())
+        for p, entries in zip(optimizer._params(), found.entries)
+        if any(bool(x.any()) for x in entries.values())
     ]
 
 

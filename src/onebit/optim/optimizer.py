@@ -468,10 +468,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             check_group(group, self._group_options)
         self._follow_groups()
         follow(self)
+        run.with_gradient.update(p for p in self._params() if p.grad is not None)
         self._check_ranks()
         self._follow_compress_flags()
         self._follow_phase()
-        run.with_gradient.update(p for p in self._params() if p.grad is not None)
         run.meter.open()
         taken = self._take_step()
         if taken:
@@ -599,7 +599,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         steps, options, groups or requires_grad have come to differ, or every
         `check_ranks_every` steps their parameters and state."""
         run, options = self._run, self._in_common()
-        flags = [p in run.with_gradient for p in self._params()]
+        flags = checkpoint.flags_of(self, run.with_gradient).tolist()
         agreement = run.runner.submit(
             agree,
             self.communicator,
@@ -609,7 +609,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             run.buckets[0].device,
         ).result()
         if not agreement.same_options:
-            self._agree_on_gradients(flags, options)
+            self._agree_on_gradients(options)
         if agreement.same_norm:
             self._warn_once(
                 "all ranks' gradients have exactly the same norm. If DistributedDataParallel has "
@@ -620,10 +620,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         return agreement
 
-    def _agree_on_gradients(self, flags: list[bool], options: str) -> None:
-        """The ranks have not said the same: other parameters have had a gradient (`flags`), or the
-        `options` differ, which raises RuntimeError on all ranks."""
+    def _agree_on_gradients(self, options: str) -> None:
+        """From now on all ranks know the same of `with_gradient`.
+
+        Raises RuntimeError on all ranks if their `options` differ.
+        """
         run = self._run
+        flags = checkpoint.flags_of(self, run.with_gradient).tolist()
         device = run.buckets[0].device
         anywhere, same = run.runner.submit(
             ranks_with, self.communicator, flags, options, device
@@ -676,6 +679,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "communicator=onebit.comm.Single() to train separate models on purpose"
                 )
             self._compare_ranks()
+            self._agree_on_gradients("")
             run.ranks_are_compared = True
             run.compared_at = self.steps
         check_dense(self._params(), self._names())
