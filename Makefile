@@ -35,7 +35,7 @@ wrong := $(filter-out $(measured),$(patsubst measure-%,%,$(filter measure-%,$(go
 $(if $(wrong),$(error there is no measurement $(wrong): there are $(measured:%=measure-%)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks deepspeed docs lint lock clean FORCE
+.PHONY: help setup test test-all reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks deepspeed docs reports lint lock clean FORCE
 
 help: ## List the targets
 	@sed -n 's/^\([a-z%-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | sed 's/%/N/' | awk -F '\t' '{ printf "  make %-22s %s\n", $$1, $$2 }'
@@ -120,6 +120,9 @@ notebooks: setup ## Run the notebooks on the committed results, into results/liv
 docs: setup ## Build the documentation, with an API reference, into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 	@echo "The site is in site/: open site/index.html"
+
+reports: setup ## Print each public report of a fault beside the tests that keep it from returning
+	$(RUN) scripts/reports.py
 
 lint: setup ## Check style and format with ruff, and the types of the public API with mypy
 	$(RUN) -m ruff check

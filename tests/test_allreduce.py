@@ -13,6 +13,7 @@ from onebit.compression import Identity, Sign
 from onebit.layout import ALIGNMENT, Layout
 
 
+@pytest.mark.report("R14")
 @pytest.mark.parametrize("size", [1, 3, 8, *more(2, 4, 5, 6, 7)])
 @pytest.mark.parametrize("compressor", [Sign, Identity])
 def test_telescoping(size, compressor):
@@ -41,6 +42,7 @@ def test_telescoping_in_float32(size):
     assert relative < 1e-5
 
 
+@pytest.mark.report("R16", "R17")
 @pytest.mark.parametrize("size", [1, 3, *more(2)])
 def test_padding_and_masked_elements_hold_no_value_and_no_error(size):
     layout = Layout(ODD_SHAPES, size)
@@ -69,6 +71,7 @@ def test_a_lone_element_comes_out_whole(value, size):
     assert onebit.comm.run_threads(size, once) == [pytest.approx(value, rel=1e-6)] * size
 
 
+@pytest.mark.report("R37")
 def test_small_and_large_tensors_do_not_share_a_scale():
     """A tensor of size 1e-4 beside one of size 10: the time-mean of both is right within 10 %;
     one scale for both is off by 100 x.
@@ -93,6 +96,7 @@ def test_small_and_large_tensors_do_not_share_a_scale():
     assert error(together, 0) > 10
 
 
+@pytest.mark.report("R16", "R43")
 @pytest.mark.parametrize("size", [3, 7, *more(2, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bytes_at_the_wire_equal_the_promise(size, dtype):
@@ -122,6 +126,7 @@ def test_bytes_at_the_wire_equal_the_promise(size, dtype):
         )
 
 
+@pytest.mark.report("R16")
 def test_scales_are_root_mean_squares_of_real_elements():
     """By hand: one tensor (3, -4), one rank: norm 5 over sqrt(2) elements, error x - C[x].
 

@@ -84,6 +84,7 @@ def assert_attached_equals_plain(communicator):
     return [phase for _, phase, _ in attached]
 
 
+@pytest.mark.report("R62")
 @pytest.mark.parametrize("size", [2, *more(3)])
 def test_an_attached_model_trains_bit_for_bit_like_a_plain_one(size):
     """In both phases, with accumulation under no_sync, gradients in buckets, parameters that
@@ -223,6 +224,7 @@ def attached_and_not(communicator):
     return forgotten(communicator, True), forgotten(communicator, False)
 
 
+@pytest.mark.report("N4")
 def test_a_forgotten_attach_is_warned_of_once():
     assert run_gloo(2, attached_and_not) == [(0, 1), (0, 0)]
 

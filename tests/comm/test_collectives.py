@@ -92,6 +92,7 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS)
 every_size = pytest.mark.parametrize("size", SIZES)
 
 
+@pytest.mark.report("R58")
 @every_backend
 @every_size
 def test_row_j_goes_to_rank_j_and_row_i_came_from_rank_i(backend, size):
@@ -120,6 +121,7 @@ def test_order_of_the_sum_would_show():
     assert not torch.equal(ordered_mean(terms, None), ordered_mean(terms[::-1], None))
 
 
+@pytest.mark.report("R20")
 @every_backend
 def test_mean_in_float16_neither_overflows_nor_flushes_to_zero(backend):
     for found in all_answers(backend, 3):
@@ -206,6 +208,7 @@ def watched_bytes(communicator):
     return (sent, calls), (communicator.bytes_sent, communicator.calls), dtypes
 
 
+@pytest.mark.report("R13")
 def test_counters_are_the_bytes_handed_to_torch_distributed():
     for seen, counted, dtypes in run_gloo(3, watched_bytes):
         assert seen == counted

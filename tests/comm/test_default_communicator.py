@@ -22,6 +22,7 @@ def default_group(communicator):
     return type(default), default.rank, default.size
 
 
+@pytest.mark.report("R24")
 def test_default_communicator_is_the_default_group():
     assert run_gloo(2, default_group) == [(TorchDistributed, 0, 2), (TorchDistributed, 1, 2)]
 
@@ -44,6 +45,7 @@ def test_several_processes_without_a_group_are_refused(no_launcher, monkeypatch,
     assert Single().size == 1
 
 
+@pytest.mark.report("R57")
 def test_a_single_worker_sends_nothing(no_launcher):
     communicator = default_communicator()
     x = numbers(0, 7, torch.float32)

@@ -21,6 +21,7 @@ def rank_1_is_missing(communicator):
     gather(communicator)
 
 
+@pytest.mark.report("R34")
 @pytest.mark.parametrize(
     ("run", "options"),
     [

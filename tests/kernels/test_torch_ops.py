@@ -10,6 +10,7 @@ from onebit.kernels import torch_ops
 from onebit.layout import ALIGNMENT, Layout, pack_bits, unpack_bits
 
 
+@pytest.mark.report("R26")
 @pytest.mark.parametrize("n", [0, 1000, 4096, *more(8, 64)])
 def test_packed_signs_are_numpys_little_endian_bits(n):
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))

@@ -15,6 +15,7 @@ import onebit
 from onebit.comm import Single, run_threads
 
 
+@pytest.mark.report("R05")
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 @pytest.mark.parametrize(
     "kind, options",
@@ -56,6 +57,7 @@ def broken_step(run, here, bad):
     run.optimizer.step()
 
 
+@pytest.mark.report("R06")
 def test_endless_skipping_is_an_error():
     run = make(Single(), warmup=3)
     for p in run.params:
@@ -65,6 +67,7 @@ def test_endless_skipping_is_an_error():
             run.optimizer.step()
 
 
+@pytest.mark.report("R23")
 @pytest.mark.parametrize("warmup, expected", [(100, "mean"), (1, "local")])
 def test_all_ranks_clip_by_one_factor(warmup, expected):
     """Rank 0 has the gradient (100, 0), rank 1 (0, 1), the bound is 1. Warm-up: the mean (50,
@@ -116,6 +119,7 @@ def test_ranks_that_differ_all_raise_and_name_the_first_difference(change, named
     assert re.search(named, messages[0])
 
 
+@pytest.mark.report("R35")
 def test_sparse_gradients_raise_on_all_ranks():
     def run(communicator):
         embedding = torch.nn.Embedding(10, 4, sparse=communicator.rank == 1)

@@ -137,6 +137,7 @@ def two_groups_of_two(communicator):
     return mine, everything(run)
 
 
+@pytest.mark.report("R04")
 def test_disjoint_process_groups_do_not_disturb_each_other():
     alone = [BACKENDS["threads"](2, group_alone, mine) for mine in range(2)]
     for rank, (mine, state) in enumerate(BACKENDS["gloo"](4, two_groups_of_two)):

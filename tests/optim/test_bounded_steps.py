@@ -61,6 +61,7 @@ def largest_weight_after_an_outlier(kind, options, outlier):
         return run_threads(2, run)[0]
 
 
+@pytest.mark.report("B05")
 @pytest.mark.parametrize("outlier", [1e10, *more(1e4, 1e6)])
 @pytest.mark.parametrize("kind, options", FROZEN, ids=lambda x: getattr(x, "__name__", ""))
 def test_an_outlier_leaves_the_largest_weight_near_adams(kind, options, outlier):

@@ -14,6 +14,7 @@ from onebit.comm import Single, run_threads
 from onebit.compression import Quantize, TopK
 
 
+@pytest.mark.report("R08")
 @pytest.mark.parametrize(
     "options",
     [
@@ -65,6 +66,7 @@ def test_resuming_continues_as_if_never_stopped(options):
         assert not same(*(everything(straight) for straight, _ in results))
 
 
+@pytest.mark.report("R38", "R39")
 def test_state_has_the_same_keys_and_shapes_on_all_ranks_from_construction():
     def run(communicator):
         run = make(communicator, shapes=SMALL_SHAPES, warmup=3)
@@ -85,6 +87,7 @@ def test_state_has_the_same_keys_and_shapes_on_all_ranks_from_construction():
     assert all(entry == results[0][0] for described in results for entry in described)
 
 
+@pytest.mark.report("R19")
 def test_state_can_be_pickled_and_copied():
     run = make(Single(), shapes=SMALL_SHAPES, warmup=3)
     for t in range(6):
@@ -121,6 +124,7 @@ def test_another_ranks_errors_are_refused_with_the_remedy(size, rank):
     run_threads(size, load)
 
 
+@pytest.mark.report("R08")
 @pytest.mark.parametrize("size", [1, 3, *more(2, 4)])
 def test_a_synchronized_checkpoint_serves_any_number_of_ranks_and_loses_nothing(size):
     """mean worker error + server error, the residual of the telescoping sum, is the same before
@@ -187,6 +191,7 @@ def test_schedulers_find_their_initial_learning_rate_after_a_load():
     torch.optim.lr_scheduler.OneCycleLR(other.optimizer, 0.1, total_steps=20, last_epoch=5)
 
 
+@pytest.mark.report("R38")
 def test_distributed_checkpoint_state_round_trips():
     """torch.distributed.checkpoint's state dicts, keyed by parameter names."""
     from torch.distributed.checkpoint.state_dict import (

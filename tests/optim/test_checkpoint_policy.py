@@ -8,6 +8,7 @@ import onebit
 from onebit.comm import Single, run_threads
 
 
+@pytest.mark.report("R08")
 @pytest.mark.parametrize("before, after", [(10, 5), (4, 12)])
 def test_the_phase_follows_the_new_setting_after_a_load(before, after):
     """Saved at step 8: T_w lowered below it freezes at once.

@@ -74,6 +74,7 @@ def test_an_overflow_between_syncs_counts_as_a_zero_gradient_of_its_rank_alone()
     assert run_threads(2, run) == [1024.0, 512.0]
 
 
+@pytest.mark.report("R05")
 @pytest.mark.parametrize("kind, options", KINDS)
 @pytest.mark.parametrize(
     "check_finite, unscale", [(False, False), *more_of((True, True), (True, False))]
@@ -158,6 +159,7 @@ def test_scales_are_kept_alike_by_the_public_update():
     assert len(set(scales)) == 1 and scales[0] == 1024.0 * 2 * 2 / 2
 
 
+@pytest.mark.report("R45")
 def test_float16_gradients_keep_what_the_scale_was_for():
     """1e-8 is 0 in float16; times 2^16 it is not, and it stays so on the wire once the scale is
     out.

@@ -9,6 +9,7 @@ import onebit
 from onebit.comm import Single, run_threads
 
 
+@pytest.mark.report("R15")
 def test_a_missing_gradient_counts_as_zero_and_hangs_nobody():
     def run(communicator, missing):
         run = make(communicator, warmup=6)
@@ -78,6 +79,7 @@ def test_parameters_that_start_alike_in_another_order_are_an_error(tell):
         run_threads(2, run)
 
 
+@pytest.mark.report("R42")
 def test_zero_gradients_change_nothing_in_either_phase():
     run = make(Single(), warmup=6)
     start = [p.detach().clone() for p in run.params]
@@ -91,6 +93,7 @@ def test_zero_gradients_change_nothing_in_either_phase():
     )
 
 
+@pytest.mark.report("R21", "R32", "R46", "R50")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_parameters_keep_float32_state(dtype):
     """The gradients travel in their own dtype; two parameters of 9 elements exercise the
@@ -116,6 +119,7 @@ def test_half_precision_parameters_keep_float32_state(dtype):
             torch.testing.assert_close(p.float(), q.detach(), rtol=0.1, atol=0.1)
 
 
+@pytest.mark.report("R18", "R48")
 def test_layouts_of_any_strides_and_shapes():
     base = torch.randn(6, 4, 3, 2, generator=torch.Generator().manual_seed(0))
     results = []
@@ -146,6 +150,7 @@ def test_frozen_parameters_are_left_alone():
     assert torch.equal(before, run.params[1])
 
 
+@pytest.mark.report("N6")
 def test_a_model_converted_after_the_optimizer_was_made_raises():
     model = torch.nn.Linear(3, 2)
     optimizer = onebit.OneBitAdam(model.parameters(), warmup=3, communicator=Single())

@@ -52,6 +52,7 @@ def state_bytes(communicator, overlap, synchronize):
     return found
 
 
+@pytest.mark.report("R22")
 @pytest.mark.parametrize("size", [1, 4, *more(2)])
 def test_after_the_freeze_the_state_is_variance_error_and_bits(size):
     """Variance 4, worker error 4, packed momentum 1/8, mask 1/8, server error 4/W bytes an

@@ -106,6 +106,7 @@ def test_every_rank_holds_the_same_bits_after_every_step(ranks, kind, options):
                 np.testing.assert_array_equal(state[name], steps[0][name])
 
 
+@pytest.mark.report("R35", "R56")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 def test_warmup_equals_torch_adamw_on_the_mean_gradient(dtype, max_norm):
@@ -132,6 +133,7 @@ def test_warmup_equals_torch_adamw_on_the_mean_gradient(dtype, max_norm):
         )
 
 
+@pytest.mark.report("R30")
 def test_infinite_warmup_equals_distributed_adam_bit_for_bit():
     adam = onebit.comm.run_threads(
         2, lambda c: train(c, onebit.DistributedAdam, {}, dtype=torch.float32)
@@ -144,6 +146,7 @@ def test_infinite_warmup_equals_distributed_adam_bit_for_bit():
             np.testing.assert_array_equal(a[name], b[name])
 
 
+@pytest.mark.report("R12", "R46")
 def test_an_uncompressed_group_is_trained_by_plain_adam_exactly():
     """compress=False: averaged exactly, its variance goes on; nothing of the other groups leaks
     in.
@@ -172,6 +175,7 @@ def test_an_uncompressed_group_is_trained_by_plain_adam_exactly():
         assert not np.array_equal(rest, compressed)
 
 
+@pytest.mark.report("R52")
 def test_beta1_matters_and_a_constant_gradient_drives_the_momentum_to_it():
     def constant(t, x, rank):
         return np.linspace(0.5, 1.5, D) * np.where(np.arange(D) % 2, 1, -1)
@@ -183,6 +187,7 @@ def test_beta1_matters_and_a_constant_gradient_drives_the_momentum_to_it():
     np.testing.assert_allclose(history[0][-1]["m"], expected, rtol=1e-12)
 
 
+@pytest.mark.report("R55")
 def test_the_first_step_moves_the_parameters_and_counts():
     run = make(Single(), warmup=5, lr=1.0)
     before = everything(run)

@@ -13,6 +13,7 @@ from onebit.comm import Single
 P = [torch.nn.Parameter(torch.zeros(3))]
 
 
+@pytest.mark.report("R25")
 @holds_for_each(
     [
         ({"freeze_step": 10}, TypeError, "did you mean 'warmup'"),

@@ -1,5 +1,6 @@
 """Sharded parameters are refused with the reason."""
 
+import pytest
 import torch
 from helpers.launch import run_gloo
 from helpers.optimizer_kinds import KINDS
@@ -35,6 +36,7 @@ def sharded(communicator):
     ]
 
 
+@pytest.mark.report("R03")
 def test_sharded_parameters_are_refused_with_the_reason():
     for found in run_gloo(2, sharded):
         assert [

@@ -25,6 +25,7 @@ def masked_run(communicator, steps, late_from=10**9, **options):
         optimizer.step()
 
 
+@pytest.mark.report("R07")
 def test_coordinates_without_variance_keep_their_value_exactly():
     def run(communicator):
         for _, p, optimizer in masked_run(communicator, 200):
@@ -35,6 +36,7 @@ def test_coordinates_without_variance_keep_their_value_exactly():
         assert not x[16:].any() and (x[:16] - 1).abs().max() < 0.2
 
 
+@pytest.mark.report("R07")
 def test_late_gradients_are_warned_of_and_harmless():
     with pytest.warns(UserWarning, match="do not train") as caught:
         for _, p, _ in masked_run(Single(), 60, late_from=25):
@@ -56,6 +58,7 @@ def test_a_new_warmup_lets_late_coordinates_train():
     assert (p.detach() - 1).abs().max() < 0.3
 
 
+@pytest.mark.report("R10")
 def test_weight_decay_holds_in_the_compressed_phase_and_on_masked_coordinates():
     """Decoupled: x shrinks by (1 - lr wd) a step. 400 compressed steps with lr 1e-2, wd 0.1: (1
     - 1e-3)^400 = 0.670.

@@ -15,6 +15,7 @@ import onebit
 from onebit.comm import Single
 
 
+@pytest.mark.report("R41")
 def test_closures_and_schedulers():
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = onebit.OneBitAdam([p], lr=0.1, warmup=5, communicator=Single())
@@ -43,6 +44,7 @@ def test_what_cannot_work_is_refused_with_the_remedy():
         onebit.DistributedAdam([{"params": []}])
 
 
+@pytest.mark.report("R59")
 def test_a_compiled_step_is_the_step():
     plain, compiled = (make(Single(), warmup=4) for _ in range(2))
     step_compiled = torch.compile(compiled.optimizer.step, backend="eager")
@@ -104,6 +106,7 @@ def compiled_everywhere(communicator):
     ]
 
 
+@pytest.mark.report("R59")
 def test_a_compiled_model_trains_bit_for_bit_like_the_plain_one():
     """aot_eager traces the model and changes no arithmetic.
 

@@ -8,6 +8,7 @@ from helpers.small_runs import make, step
 from onebit.comm import run_threads
 
 
+@pytest.mark.report("R01")
 def test_phase_and_bytes_change_at_the_stated_step():
     def run(communicator):
         run = make(communicator, shapes=((300, 40), (777,)), warmup=10)

@@ -106,6 +106,7 @@ def runs(tmp_path_factory):
     return run_gloo(2, straight_and_resumed, str(tmp_path_factory.mktemp("trainer")))
 
 
+@pytest.mark.report("R60")
 def test_the_trainers_loss_falls_and_both_ranks_hold_the_same_bits(runs):
     (ours, _), (theirs, _) = runs
     assert ours.losses[-1] < ours.losses[0] - 1 and ours.steps == STEPS

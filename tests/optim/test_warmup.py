@@ -13,6 +13,7 @@ import onebit
 from onebit.comm import Single, run_threads
 
 
+@pytest.mark.report("R25", "R30")
 @pytest.mark.parametrize("warmup", [1, 2])
 def test_the_shortest_warmups_work_and_warn(warmup):
     run = make(Single(), warmup=warmup)

@@ -161,6 +161,7 @@ def test_after_a_sync_all_ranks_hold_the_same_bits_and_between_syncs_they_do_not
             assert equal == (t + 1 in T_u or name == "v")
 
 
+@pytest.mark.report("R29")
 def test_rounds_and_bits_equal_the_count_of_the_step_sets():
     """Over a whole run: T_v sends an exact average, the rest of T_u one bit an element each
     way, any other step nothing at all.

@@ -261,6 +261,7 @@ def test_lab_imports_only_what_its_extra_brings():
     assert imported <= allowed | {"onebit"} | set(sys.stdlib_module_names)
 
 
+@pytest.mark.report("R09")
 def test_bare_import_needs_no_extra():
     blocked = (
         "numba",
