@@ -1,11 +1,12 @@
 """Optimizers inside other libraries' wrappers."""
 
 import pytest
+import torch
 from helpers.optimizer_kinds import KINDS
 from helpers.small_runs import everything, make, same, saved, step
 
 import onebit
-from onebit.comm import run_threads
+from onebit.comm import Single, run_threads
 
 TRAIN_APART = [
     (onebit.ZeroOneAdam, {"variance_freeze_step": 4, "local_step_scaler": 2}),
@@ -47,3 +48,21 @@ def test_a_wrapper_that_copies_the_attributes_never_parts_from_the_optimizer(kin
 
     for alone, wrapped in zip(through(lambda o: o), through(CopyOfAttributes), strict=True):
         assert same(alone, wrapped)
+
+
+@pytest.mark.report("F07")
+def test_accelerates_wrapper_trains_and_saves_as_the_optimizer_alone():
+    accelerate = pytest.importorskip("accelerate")
+    results = []
+    for wrap in (lambda o: o, accelerate.Accelerator(cpu=True).prepare_optimizer):
+        run = make(Single(), warmup=4)
+        wrapped = wrap(run.optimizer)
+        for t in range(9):
+            for i, p in enumerate(run.params):
+                p.grad = torch.full(p.shape, 0.1 * (t + 1 - i))
+            wrapped.step()
+            wrapped.zero_grad()
+            if t == 5:
+                wrapped.load_state_dict(wrapped.state_dict())
+        results.append(everything(run))
+    assert same(*results)
