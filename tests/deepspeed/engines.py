@@ -110,6 +110,7 @@ def _on_rank(rank, ranks, function, args, folder):
 
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # Accelerate asks; none is used
     torch.distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder}/rendezvous",

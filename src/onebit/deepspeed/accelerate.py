@@ -24,8 +24,9 @@ def attach_on_prepare(accelerator: "Accelerator") -> "Accelerator":
     if accelerator.state.deepspeed_plugin is None:
         raise ValueError(
             "this accelerator does not use DeepSpeed, so there is no engine to attach: give it "
-            "Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=...)) or "
-            "TrainingArguments(deepspeed=...), or use onebit.ddp.attach with plain DDP"
+            "Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=...)), without cpu=True, "
+            "which makes it ignore the plugin, or TrainingArguments(deepspeed=...); with plain DDP "
+            "use onebit.ddp.attach"
         )
     prepare = accelerator.prepare
 

@@ -1,5 +1,6 @@
 """What all optimizers of the family share, and what one step of them is."""
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -454,6 +455,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         first step if their parameters differ, and after MAX_CONSECUTIVE_SKIPS steps skipped in a
         row.
         """
+        if "deepspeed" in sys.modules and not hasattr(self, "in_engine"):
+            from onebit.deepspeed.prepare import check_unprepared
+
+            check_unprepared(self)
         return self._uncompiled_step(self, closure)
 
     def _step_with_all_ranks(self, closure: Callable[[], Any] | None) -> Any:
