@@ -39,5 +39,5 @@ def attach_on_prepare(accelerator: "Accelerator") -> "Accelerator":
                 attach(one)
         return prepared
 
-    accelerator.prepare = prepare_and_attach  # type: ignore[method-assign]
+    accelerator.prepare = prepare_and_attach
     return accelerator
