@@ -64,6 +64,20 @@ class Engines:
         return [result for result, _ in outcomes]
 
 
+def assert_same(ours, theirs):
+    """Every number of two engines, bit for bit."""
+    import torch
+
+    assert ours["state"].keys() == theirs["state"].keys()
+    for name, value in ours["state"].items():
+        assert torch.equal(value, theirs["state"][name]), name
+    for what in ("model", "copies"):
+        assert all(torch.equal(a, b) for a, b in zip(ours[what], theirs[what])), what
+    assert [ours[k] for k in ("scale", "phase", "steps")] == [
+        theirs[k] for k in ("scale", "phase", "steps")
+    ]
+
+
 def load_kernels():
     """Take steps of one rank, so that no rank has to load the compiled kernels by itself."""
     import runs

@@ -2,7 +2,7 @@
 
 import pytest
 import runs
-from test_in_engine import assert_same
+from engines import assert_same
 
 pytest.importorskip("accelerate", reason="Accelerate is not installed: pip install accelerate")
 

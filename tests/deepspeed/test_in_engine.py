@@ -8,22 +8,11 @@ import re
 import pytest
 import runs
 import torch
+from engines import assert_same
 from helpers.cases import more, more_of
 
 KINDS = tuple(runs.KINDS)
 ALWAYS = [("OneBitAdam", "fp32"), ("ZeroOneAdam", "fp16"), ("OneBitLamb", "bf16")]
-
-
-def assert_same(ours, theirs):
-    """Every number of two engines, bit for bit."""
-    assert ours["state"].keys() == theirs["state"].keys()
-    for name, value in ours["state"].items():
-        assert torch.equal(value, theirs["state"][name]), name
-    for what in ("model", "copies"):
-        assert all(torch.equal(a, b) for a, b in zip(ours[what], theirs[what])), what
-    assert [ours[k] for k in ("scale", "phase", "steps")] == [
-        theirs[k] for k in ("scale", "phase", "steps")
-    ]
 
 
 @pytest.mark.parametrize("kind", ["OneBitAdam", *more("ZeroOneAdam", "OneBitLamb")])

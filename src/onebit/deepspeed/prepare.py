@@ -95,6 +95,9 @@ def check_unprepared(optimizer: Optimizer) -> None:
     prepare(optimizer).in_engine.check_attached()
 
 
+Optimizer._check_caller = check_unprepared  # type: ignore[assignment,method-assign]
+
+
 def _step(self, closure=None):
     """As the optimizer's own, but for the step that DeepSpeed tries after it has converted."""
     held = self.in_engine
