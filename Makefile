@@ -27,7 +27,7 @@ draw = $(RUN) experiments/$(1).py --profile $(PROFILE)
 # What can stand for N in the targets below. A wrong N is an error before anything is set up.
 names = $(subst _,-,$(subst _0,-,$(basename $(notdir $(wildcard experiments/$(1)_*.py)))))
 drawn := $(call names,figure) $(call names,sweep) $(call names,table)
-measured := kernel-speed step-cost overlap linear-speedup error-feedback network
+measured := kernel-speed step-cost overlap linear-speedup error-feedback network beside-deepspeed
 goals := $(patsubst plan-%,%,$(patsubst reproduce-%,%,$(MAKECMDGOALS)))
 wrong := $(filter-out $(drawn),$(filter figure-% sweep-% table-%,$(goals)))
 $(if $(wrong),$(error there is no $(wrong): there are $(drawn)))
@@ -35,7 +35,7 @@ wrong := $(filter-out $(measured),$(patsubst measure-%,%,$(filter measure-%,$(go
 $(if $(wrong),$(error there is no measurement $(wrong): there are $(measured:%=measure-%)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback notebooks deepspeed docs reports lint lock clean FORCE
+.PHONY: help setup test test-all reproduce claims kernel-speed step-cost overlap linear-speedup error-feedback beside-deepspeed notebooks deepspeed docs reports lint lock clean FORCE
 
 help: ## List the targets
 	@sed -n 's/^\([a-z%-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | sed 's/%/N/' | awk -F '\t' '{ printf "  make %-22s %s\n", $$1, $$2 }'
@@ -105,6 +105,9 @@ linear-speedup: setup ## Redraw how the error falls with the number of workers, 
 
 error-feedback: setup ## Redraw what error feedback keeps, and what forgetting the errors costs
 	$(RUN) experiments/error_feedback.py
+
+beside-deepspeed: setup ## Redraw DeepSpeed 0.19.6's three optimizers beside onebit's (measure-beside-deepspeed ARGS=--times: the times)
+	$(RUN) experiments/beside_deepspeed.py
 
 deepspeed: setup ## Install DeepSpeed into .deepspeed/ for its tests and its comparison
 	$(RUN) scripts/install_deepspeed.py

@@ -12,14 +12,16 @@ scales as vectors of one element.
 
 Curves: two gloo ranks in DeepSpeed's engine; an MLP predicts the next character of Python's
 documentation from the last 16. The configuration of both is the same file: the old optimizer is
-made by the engine, onebit's by from_config, engine_config and attach.
+made by the engine, onebit's by from_config, engine_config and attach. onebit runs twice: without
+the bound of its steps, which the old optimizers do not have, and with it, as it is by default.
 
 Times: one step() of both optimizers in turn, in the same processes, on 1M and 16M elements in one
 tensor, in the compressed phase; a time is that of the slower rank.
 
 Rules, written before the committed runs; intervals are 95% t-intervals over the seeds, paired.
     1. the loss over the last tenth of the steps is at most 3% above the old optimizer's: the
-       interval of the ratio ends below 1.03, for each of the three
+       interval of the ratio ends below 1.03, for each of the three, with the bound of the steps
+       and without it
     2. in the warm-up of 1-bit Adam and 1-bit LAMB both are the same algorithm, but for the first
        batch, which the old ones lose: the losses over its last half differ by less than 1%
     3. a compressed step takes less time than the old one's, at both sizes
@@ -30,25 +32,29 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 
+from onebit.lab.bench.measurement import Measurement, commit_and_date
 from onebit.lab.claims.judge import table
 from onebit.lab.claims.statistics import mean_interval
 from onebit.lab.report import figure as figures
 from onebit.lab.runs import measurements as measured
-from onebit.lab.runs.load import RESULTS
 
 NAME = "beside_deepspeed"
 TIMES = "beside_deepspeed_times"
 VERSION = "0.19.6"
 RANKS, BATCH, CONTEXT, LETTERS = 2, 32, 16, 32
 STEPS, WARMUP, BLOCK = 400, 80, 20
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2, 3, 4, 5)
 SIZES = (2**20, 2**24)
+TIMED = ("old", "onebit")
 KINDS = {
     "OneBitAdam": ("1-bit Adam", {"lr": 2e-3, "freeze_step": WARMUP}),
     "ZeroOneAdam": (
@@ -65,7 +71,8 @@ KINDS = {
 }
 SIDES = {
     "old": ("DeepSpeed 0.19.6", "#0072B2", "--"),
-    "onebit": ("onebit", "#D55E00", "-"),
+    "onebit": ("onebit, bound_steps=False", "#D55E00", "-"),
+    "bounded": ("onebit, as it is by default", "#009E73", "-."),
 }
 
 
@@ -161,7 +168,8 @@ def make_engine(side, kind, seed):
         return deepspeed.initialize(
             model=model, model_parameters=list(model.parameters()), config=config
         )[0]
-    optimizer = onebit.deepspeed.from_config(config, model.parameters())
+    options = {"bound_steps": False} if side == "onebit" else {}
+    optimizer = onebit.deepspeed.from_config(config, model.parameters(), **options)
     engine = deepspeed.initialize(
         model=model, optimizer=optimizer, config=onebit.deepspeed.engine_config(config)
     )[0]
@@ -215,7 +223,7 @@ def make_optimizers(kind, size):
     block = configuration(kind)["optimizer"]
     short = {"freeze_step": 3, "var_freeze_step": 3, "local_step_clipper": 1}
     params = {k: short.get(k, v) for k, v in block["params"].items()}
-    tensors = {side: torch.nn.Parameter(torch.ones(size)) for side in SIDES}
+    tensors = {side: torch.nn.Parameter(torch.ones(size)) for side in TIMED}
     optimizers = {
         "old": classes[kind]([tensors["old"]], deepspeed=engine, **params),
         "onebit": onebit.deepspeed.from_config(block | {"params": params}, [tensors["onebit"]]),
@@ -237,7 +245,7 @@ def time_steps(sizes, rounds):
     for size in sizes:
         for kind in KINDS:
             timings = alternate(make_optimizers(kind, size), rounds, pace=InStep())
-            for side in SIDES:
+            for side in TIMED:
                 rows.append(
                     {"side": side, "optimizer": kind, "n": size, **timings.summary(side, "old")}
                 )
@@ -311,11 +319,11 @@ def measure(**job):
 # ---- what is found
 
 
-def paired(rows, kind, steps):
-    """onebit's mean loss over these steps over the old one's, for each seed."""
+def paired(rows, kind, steps, side="onebit"):
+    """One side's mean loss over these steps over the old one's, for each seed."""
     chosen = rows[(rows.optimizer == kind) & rows.step.isin(steps)]
     means = chosen.groupby(["side", "seed"]).loss.mean()
-    return (means["onebit"] / means["old"]).to_numpy()
+    return (means[side] / means["old"]).to_numpy()
 
 
 def judge(rows):
@@ -324,27 +332,19 @@ def judge(rows):
     tail = [step for step in rows.step.unique() if step > 0.9 * last]
     warm = [step for step in rows.step.unique() if WARMUP / 2 < step <= WARMUP]
     lines = []
-    for kind, (name, _) in KINDS.items():
-        ratio = mean_interval(paired(rows, kind, tail))
-        lines.append(
-            [
-                f"{name}: final loss, onebit / old",
-                ratio.shown(".4f"),
-                "below 1.03",
-                ratio.high < 1.03,
-            ]
-        )
+    for kind, side in product(KINDS, ("onebit", "bounded")):
+        ratio = mean_interval(paired(rows, kind, tail, side))
+        what = f"{KINDS[kind][0]}: final loss, {SIDES[side][0]} / DeepSpeed"
+        lines.append([what, ratio.shown(".4f"), "below 1.03", yes_or_no(ratio.high < 1.03)])
     for kind in ("OneBitAdam", "OneBitLamb"):
         worst = np.abs(paired(rows, kind, warm) - 1).max()
-        lines.append(
-            [
-                f"{KINDS[kind][0]}: largest difference in the warm-up",
-                f"{worst:.2%}",
-                "below 1%",
-                worst < 0.01,
-            ]
-        )
+        what = f"{KINDS[kind][0]}: largest difference in the warm-up"
+        lines.append([what, f"{worst:.2%}", "below 1%", yes_or_no(worst < 0.01)])
     return lines
+
+
+def yes_or_no(holds):
+    return "yes" if holds else "no"
 
 
 def judge_times(times):
@@ -357,72 +357,119 @@ def judge_times(times):
                 f"{old.median_ms.item():.1f} and {row.median_ms:.1f}: {row.ratio:.3f} "
                 f"[{row.ratio_low:.3f}, {row.ratio_high:.3f}]",
                 "below 1",
-                row.ratio < 1,
+                yes_or_no(row.ratio < 1),
             ]
         )
     return lines
 
 
 def draw(rows):
-    drawing, axes = figures.canvas(len(KINDS), len(KINDS))
-    for panel, (kind, (name, _)) in zip(axes, KINDS.items()):
+    """Above: the losses. Below: each seed's loss over the old optimizer's, where they part."""
+    drawing, axes = figures.canvas(2 * len(KINDS), len(KINDS))
+    for i, (kind, (name, _)) in enumerate(KINDS.items()):
+        losses = rows[rows.optimizer == kind].pivot(
+            index="step", columns=["side", "seed"], values="loss"
+        )
         for side, (label, colour, line) in SIDES.items():
-            chosen = rows[(rows.optimizer == kind) & (rows.side == side)].groupby("step").loss
-            mean, low, high = chosen.mean(), chosen.min(), chosen.max()
-            panel.plot(mean.index, mean, line, color=colour, label=label)
-            panel.fill_between(mean.index, low, high, color=colour, alpha=0.2, linewidth=0)
-        panel.axvline(WARMUP, color="grey", linewidth=0.8, linestyle=":")
-        panel.set(title=name, xlabel="step", ylabel="training loss")
-        panel.legend()
+            style = {"color": colour, "label": label, "linestyle": line}
+            draw_band(axes[i], losses[side], style)
+            draw_band(axes[len(KINDS) + i], losses[side] / losses["old"], style)
+        axes[i].set(title=name, ylabel="training loss")
+        axes[len(KINDS) + i].set(ylabel="loss / DeepSpeed's", xlabel="step")
+        for panel in (axes[i], axes[len(KINDS) + i]):
+            panel.axvline(WARMUP, color="grey", linewidth=0.8, linestyle=":")
+    figures.legend(drawing)
     return drawing
 
 
-def caption(rows, record):
+def draw_band(panel, values, style):
+    """A line for the mean over the seeds, a band from the smallest to the largest."""
+    panel.plot(values.index, values.mean(axis=1), **style)
+    low, high = values.min(axis=1), values.max(axis=1)
+    panel.fill_between(values.index, low, high, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def note(rows, facts):
     return (
         f"DeepSpeed 0.19.6's optimizers and onebit's in the same engine, {RANKS} gloo ranks, "
-        f"{rows.seed.nunique()} seeds (line: mean; band: smallest and largest). An MLP predicts "
-        "the next character of Python's documentation; the configuration of both is the same. The "
-        f"dotted line is the freeze step, {WARMUP}. Commit {record['commit'][:10]}."
+        f"{rows.seed.nunique()} seeds (line: mean; band: smallest and largest), blocks of {BLOCK} "
+        "steps. An MLP predicts the next character of Python's documentation; all read the same "
+        f"configuration. Below: each seed's loss over the old optimizer's. The dotted line is the "
+        f"freeze step, {WARMUP}."
     )
 
 
-def write_table(lines, record, path):
-    header = ["quantity", "measured (95% interval)", "rule", "holds"]
-    body = [[*line[:3], "yes" if line[3] else "no"] for line in lines]
-    path.write_text(
-        f"{table(header, body)}\n\nCommit {record['commit'][:10]}; configuration of both sides: "
-        f"`{json.dumps(record['config'], sort_keys=True)}`.\n"
-    )
+HEADER = ["quantity", "measured (95% interval)", "rule", "holds"]
 
 
-def main():
-    parser = measured.parser(__doc__.splitlines()[0])
-    parser.add_argument("--times", action="store_true", help="time the steps instead of training")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    options = parser.parse_args()
-    root = options.results or RESULTS / ("live" if options.quick else "")
-    config = {"optimizers": {kind: configuration(kind) for kind in KINDS}, "ranks": RANKS}
-    if options.measure and options.times:
-        size = {"sizes": [2**12] if options.quick else SIZES, "rounds": 3 if options.quick else 15}
-        rows = measure(times=True, **size)
-        measured.write(root, "speed", TIMES, rows, config | size | {"seed": 1})
-    elif options.measure:
-        size = {"seeds": options.seeds, "steps": 2 * WARMUP if options.quick else STEPS}
-        rows = measure(times=False, **size)
-        measured.write(root, "deepspeed", NAME, rows, config | size)
+def write_table(root):
+    """All rules that have been measured, into figures/beside_deepspeed.md."""
     rows, record = measured.read(root, "deepspeed", NAME)
-    lines = judge(rows)
+    lines, commits = judge(rows), [record["commit"][:10]]
     if (root / "speed" / f"{TIMES}.csv").exists():
-        lines += judge_times(measured.read(root, "speed", TIMES)[0])
-    folder = root / "figures"
-    figures.write(draw(rows), caption(rows, record), folder / NAME)
-    write_table(lines, record, folder / f"{NAME}.md")
-    for line in lines:
-        print(*line, sep="  |  ")
+        times, its_record = measured.read(root, "speed", TIMES)
+        lines += judge_times(times)
+        commits.append(its_record["commit"][:10])
+    path = root / "figures" / f"{NAME}.md"
+    path.write_text(
+        f"{table(HEADER, lines)}\n\nCommits of the curves and the times: {', '.join(commits)}; "
+        f"configuration of both sides: `{json.dumps(record['config'], sort_keys=True)}`.\n"
+    )
+    print(path)
 
+
+@dataclass(frozen=True, kw_only=True)
+class BesideDeepSpeed(Measurement):
+    """The curves are its rows; with --times it measures results/speed/beside_deepspeed_times."""
+
+    folder: ClassVar[str] = "deepspeed"
+
+    def caption(self, rows, facts):
+        return f"C{commit_and_date(facts)[1:]}"
+
+    def main(self):
+        options = self.parse()
+        if options.measure and options.times:
+            measure_times(options)
+        else:
+            super().main()
+        write_table(options.results)
+
+
+def add_options(parser):
+    parser.add_argument("--times", action="store_true", help="time the steps instead of training")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--steps", type=measured.positive(int), default=STEPS)
+    parser.add_argument("--sizes", type=measured.positive(int), nargs="+", default=SIZES)
+    parser.add_argument("--rounds", type=measured.positive(int), default=15)
+
+
+def measure_curves(options):
+    return measure(times=False, seeds=options.seeds, steps=options.steps)
+
+
+def measure_times(options):
+    size = {"sizes": options.sizes, "rounds": options.rounds}
+    rows = measure(times=True, **size)
+    measured.write(options.results, "speed", TIMES, rows, CONSTANTS | size | {"seed": 1})
+
+
+CONSTANTS = {"optimizers": {kind: configuration(kind) for kind in KINDS}, "ranks": RANKS}
+MEASUREMENT = BesideDeepSpeed(
+    name=NAME,
+    description=__doc__,
+    add_options=add_options,
+    quick={"seeds": (1,), "steps": 2 * WARMUP, "sizes": (2**12,), "rounds": 3},
+    recorded=("seeds", "steps"),
+    constants=CONSTANTS,
+    measure=measure_curves,
+    plot=draw,
+    note=note,
+    rules=lambda rows: pd.DataFrame(judge(rows), columns=HEADER),
+)
 
 if __name__ == "__main__":
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         on_rank(json.loads(sys.argv[1]))
     else:
-        main()
+        MEASUREMENT.main()

@@ -64,6 +64,20 @@ class Engines:
         return [result for result, _ in outcomes]
 
 
+def assert_same(ours, theirs):
+    """Every number of two engines, bit for bit."""
+    import torch
+
+    assert ours["state"].keys() == theirs["state"].keys()
+    for name, value in ours["state"].items():
+        assert torch.equal(value, theirs["state"][name]), name
+    for what in ("model", "copies"):
+        assert all(torch.equal(a, b) for a, b in zip(ours[what], theirs[what])), what
+    assert [ours[k] for k in ("scale", "phase", "steps")] == [
+        theirs[k] for k in ("scale", "phase", "steps")
+    ]
+
+
 def load_kernels():
     """Take steps of one rank, so that no rank has to load the compiled kernels by itself."""
     import runs
@@ -110,6 +124,7 @@ def _on_rank(rank, ranks, function, args, folder):
 
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # Accelerate asks; none is used
     torch.distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder}/rendezvous",

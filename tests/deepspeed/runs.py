@@ -189,10 +189,24 @@ def gradients_after(kind, managed):
     return [p.grad.clone() for p in engine.module.parameters()]
 
 
-def forgotten():
+def plain_engine(config):
+    """An engine with an optimizer that was made by hand and not passed through `prepare`."""
+    import deepspeed
+
+    model = small_model()
+    optimizer = onebit.OneBitAdam(model.parameters(), warmup=4)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=QUIET | config)[0]
+
+
+def forgotten(is_plain):
     """What the second step of an engine without attach raises; and what the first one does."""
-    engine = make_engine(old_config("OneBitAdam"), attach=False)
+    engine = plain_engine({}) if is_plain else make_engine(old_config("OneBitAdam"), attach=False)
     return [raised(train, engine, [0]), raised(train, engine, [1])]
+
+
+def unprepared():
+    """What initialize raises of a plain optimizer in half precision."""
+    return [raised(plain_engine, {dtype: {"enabled": True}}) for dtype in ("fp16", "bf16")]
 
 
 def refusals():
@@ -331,12 +345,17 @@ def pipeline(stages, folder=None, load=False, steps=7):
     return stage, parameters, losses, optimizer.communication.last_step.bytes_sent
 
 
-def example(folder):
-    """examples/deepspeed_engine.py: 44 steps at once, and 42 that are saved and gone on with."""
-    path = Path(__file__).resolve().parents[2] / "examples" / "deepspeed_engine.py"
-    spec = importlib.util.spec_from_file_location("example", path)
+def load_example(name):
+    path = Path(__file__).resolve().parents[2] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def example(folder):
+    """examples/deepspeed_engine.py: 44 steps at once, and 42 that are saved and gone on with."""
+    module = load_example("deepspeed_engine")
     engine = quietly(module.make_engine, module.CONFIG)
     quietly(module.train, engine, 42)
     quietly(engine.save_checkpoint, folder)
@@ -345,3 +364,35 @@ def example(folder):
     at_save = numbers(engine), numbers(resumed)
     quietly(module.train, resumed, 44)
     return *at_save, resumed.basic_optimizer.steps
+
+
+def accelerated(steps):
+    """As `trained` with 1-bit Adam in float32, in an engine that Accelerate makes."""
+    from accelerate import Accelerator, DeepSpeedPlugin
+
+    config, model = old_config("OneBitAdam"), small_model()
+    optimizer = quietly(onebit.deepspeed.from_config, config, model.parameters())
+    plugin = DeepSpeedPlugin(hf_ds_config=onebit.deepspeed.engine_config(config))
+    accelerator = onebit.deepspeed.attach_on_prepare(Accelerator(deepspeed_plugin=plugin))
+    engine, wrapped = accelerator.prepare(model, optimizer)
+    for step in range(steps):
+        quietly(accelerator.backward, loss_of(engine(batch(step))))
+        wrapped.step()
+        wrapped.zero_grad()
+    return numbers(engine)
+
+
+def plain_accelerator():
+    from accelerate import Accelerator
+
+    return raised(onebit.deepspeed.attach_on_prepare, Accelerator(cpu=True))
+
+
+def with_trainer(folder):
+    """examples/deepspeed_trainer.py: 24 steps, and the last four of them after a checkpoint."""
+    module, found = load_example("deepspeed_trainer"), []
+    for checkpoint in (None, f"{folder}/checkpoint-20"):
+        trainer = module.make_trainer(folder, steps=24, disable_tqdm=True)
+        quietly(trainer.train, resume_from_checkpoint=checkpoint)
+        found.append(numbers(trainer.model_wrapped))
+    return found

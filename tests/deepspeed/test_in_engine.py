@@ -8,22 +8,11 @@ import re
 import pytest
 import runs
 import torch
+from engines import assert_same
 from helpers.cases import more, more_of
 
 KINDS = tuple(runs.KINDS)
 ALWAYS = [("OneBitAdam", "fp32"), ("ZeroOneAdam", "fp16"), ("OneBitLamb", "bf16")]
-
-
-def assert_same(ours, theirs):
-    """Every number of two engines, bit for bit."""
-    assert ours["state"].keys() == theirs["state"].keys()
-    for name, value in ours["state"].items():
-        assert torch.equal(value, theirs["state"][name]), name
-    for what in ("model", "copies"):
-        assert all(torch.equal(a, b) for a, b in zip(ours[what], theirs[what])), what
-    assert [ours[k] for k in ("scale", "phase", "steps")] == [
-        theirs[k] for k in ("scale", "phase", "steps")
-    ]
 
 
 @pytest.mark.parametrize("kind", ["OneBitAdam", *more("ZeroOneAdam", "OneBitLamb")])
@@ -69,10 +58,17 @@ def test_the_engine_averages_nothing(engines, way):
     assert not any(torch.equal(a, b) for a, b in zip(first, second))
 
 
-def test_a_forgotten_attach_is_an_error_at_the_second_step(engines):
-    for first, second in engines(2, runs.forgotten):
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_forgotten_attach_is_an_error_at_the_second_step(engines, is_plain):
+    for first, second in engines(2, runs.forgotten, is_plain):
         assert first is None
         assert second[0] == "RuntimeError" and "attach(engine) was forgotten" in second[1]
+
+
+def test_half_precision_of_a_plain_optimizer_names_what_prepares_it(engines):
+    for found in engines(2, runs.unprepared):
+        for kind, text in found:
+            assert kind == "RuntimeError" and "onebit.deepspeed.prepare(" in text
 
 
 def test_what_cannot_work_is_refused_with_what_to_do(engines):

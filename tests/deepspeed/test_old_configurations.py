@@ -13,6 +13,7 @@ import onebit
 from onebit.comm import Single
 from onebit.deepspeed import engine_config, from_config
 
+KINDS = ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
 COMMON = {"lr": 2e-3, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.02}
 
 
@@ -58,7 +59,11 @@ def test_the_freeze_step_is_the_length_of_the_warm_up():
 
 
 def test_a_missing_freeze_step_is_said_aloud():
-    for kind, name in (("OneBitAdam", "freeze_step"), ("ZeroOneAdam", "var_freeze_step")):
+    for kind, name in (
+        ("OneBitAdam", "freeze_step"),
+        ("ZeroOneAdam", "var_freeze_step"),
+        ("OneBitLamb", "freeze_step"),
+    ):
         optimizer, said = made({"type": kind, "params": {}})
         assert f"{name} is missing" in said and "100,000" in said
         assert "100000" in repr(optimizer)
@@ -83,21 +88,24 @@ def test_lamb_has_its_coefficients():
 
 @pytest.mark.parametrize(("option", "value"), [("cuda_aware", True), ("comm_backend_name", "nccl")])
 def test_what_concerned_the_old_transport_is_dropped_with_one_line(option, value):
-    _, said = made(block("OneBitAdam", **{option: value}))
-    assert f"{option}: dropped" in said and "\n" not in said
+    for kind in KINDS:
+        _, said = made(block(kind, **{option: value}))
+        assert f"{option}: dropped" in said and "\n" not in said
 
 
 def test_bias_correction_is_honoured_and_said_aloud():
-    optimizer, said = made(block("OneBitAdam", bias_correction=True))
-    assert optimizer.bias_correction and "ignored it" in said
-    assert made(block("OneBitAdam", bias_correction=False))[1] == ""
+    for kind in KINDS:
+        optimizer, said = made(block(kind, bias_correction=True))
+        assert optimizer.bias_correction and "ignored it" in said
+        assert made(block(kind, bias_correction=False))[1] == ""
 
 
 @holds_for_each([("amsgrad",), ("eps_inside_sqrt",)])
 def test_what_was_never_done_is_refused_and_may_be_false(option):
-    with pytest.raises(ValueError, match=option):
-        made(block("OneBitAdam", **{option: True}))
-    assert made(block("OneBitAdam", **{option: False}))[1] == ""
+    for kind in KINDS:
+        with pytest.raises(ValueError, match=option):
+            made(block(kind, **{option: True}))
+        assert made(block(kind, **{option: False}))[1] == ""
 
 
 def test_gradient_clipping_is_the_optimizers():
@@ -119,7 +127,13 @@ def test_a_max_grad_norm_in_the_block_is_honoured_and_said_aloud():
 
 
 @pytest.mark.parametrize(
-    "option", [{"prescale_gradients": True}, {"communication_data_type": "fp16"}]
+    "option",
+    [
+        {"prescale_gradients": True},
+        {"communication_data_type": "fp16"},
+        {"gradient_predivide_factor": 2.0},
+        {"fp32_allreduce": True},
+    ],
 )
 def test_how_the_engine_averaged_is_said_to_be_dropped(option):
     config = {"optimizer": block("OneBitAdam"), **option}
@@ -210,7 +224,8 @@ def test_engine_config_is_a_copy_without_what_attach_takes_over():
         "optimizer": block("OneBitAdam"),
     }
     left = engine_config(config)
-    assert left == {name: config[name] for name in ("train_batch_size", "fp16", "scheduler")}
+    kept = {name: config[name] for name in ("train_batch_size", "fp16", "scheduler")}
+    assert left == kept | {"zero_optimization": {"stage": 0}}
     left["fp16"]["enabled"] = False
     assert config["fp16"]["enabled"] and "optimizer" in config
 

@@ -18,7 +18,8 @@ def closed():
     plt.close("all")
 
 
-MEASURED = ("error_feedback", "kernel_speed", "linear_speedup", "overlap", "step_cost")
+MEASURED = ("beside_deepspeed", "error_feedback", "kernel_speed", "linear_speedup", "overlap")
+MEASURED += ("step_cost",)
 COMMITTED = [*(name for name in names() if not name.startswith("table_")), *MEASURED]
 
 

@@ -11,9 +11,10 @@ each rank. The real package is imported only when it is needed: by `attach`, and
 if no process group exists yet. docs/from_deepspeed.md has every option and what differs.
 """
 
+from onebit.deepspeed.accelerate import attach_on_prepare
 from onebit.deepspeed.attach import attach
 from onebit.deepspeed.config import engine_config, from_config
 from onebit.deepspeed.old_state import load_state
 from onebit.deepspeed.prepare import prepare
 
-__all__ = ["attach", "engine_config", "from_config", "load_state", "prepare"]
+__all__ = ["attach", "attach_on_prepare", "engine_config", "from_config", "load_state", "prepare"]

@@ -75,12 +75,14 @@ def from_config(
 def engine_config(config: dict | str | os.PathLike) -> dict:
     """What of an old configuration is left for the engine, once the optimizer does the averaging.
 
-    A copy of it without the optimizer block, and without what `attach` takes over. Raises
-    ValueError for what cannot be had with these optimizers, such as a ZeRO stage.
+    A copy of it without the optimizer block, and without what `attach` takes over. It names ZeRO
+    stage 0, since Accelerate wants the stage in the file. Raises ValueError for what cannot be had
+    with these optimizers, such as another stage.
     """
     config = read(config)
     check_engine_options(config)
-    return {name: copy.deepcopy(value) for name, value in config.items() if name not in TAKEN_OVER}
+    left = {name: copy.deepcopy(value) for name, value in config.items() if name not in TAKEN_OVER}
+    return {"zero_optimization": {"stage": 0}} | left
 
 
 def read(config: dict | str | os.PathLike) -> dict:

@@ -18,6 +18,12 @@ def rebuild(optimizer: Optimizer) -> None:
     optimizer._run.ranks_are_compared = False
 
 
+def has_foreign_parameters(optimizer: Optimizer) -> bool:
+    """Whether the groups hold other parameters than the state, or of another type."""
+    known = {p: dtype for b in optimizer._run.buckets for p, dtype in zip(b.params, b.dtypes)}
+    return any(known.get(p) != p.dtype for p in optimizer._params())
+
+
 def facts_of(state_dict: dict) -> dict:
     """What a checkpoint of onebit's holds beside tensors and options; empty if it is another's."""
     return state_dict["param_groups"][0].get("onebit", {})

@@ -5,7 +5,7 @@ import types
 
 import torch
 
-from onebit.deepspeed import each_rank, old_state
+from onebit.deepspeed import each_rank, internals, old_state
 from onebit.deepspeed.groups import mask_gradients, masked_groups, with_masks_of_this_run
 from onebit.deepspeed.internals import Optimizer, rebuild
 
@@ -74,6 +74,28 @@ def prepare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     optimizer.step = types.MethodType(_step, optimizer)
     optimizer.load_state_dict = types.MethodType(_load_state_dict, optimizer)
     return optimizer
+
+
+def check_unprepared(optimizer: Optimizer) -> None:
+    """At a step of an optimizer that neither `prepare` nor `attach` has seen.
+
+    Raises RuntimeError, when DeepSpeed's engine takes the step, if the engine has replaced or
+    converted the parameters; without `attach`, the second step raises.
+    """
+    if not _called_by_engine():
+        return
+    if internals.has_foreign_parameters(optimizer):
+        raise RuntimeError(
+            "DeepSpeed has converted the optimizer's parameters, or put copies into their place, "
+            "as it does with fp16, bf16 and ZeRO, and the optimizer does not know. With fp16 and "
+            "bf16 give deepspeed.initialize an optimizer from onebit.deepspeed.from_config, or "
+            "onebit.deepspeed.prepare(onebit.OneBitAdam(...)); ZeRO cannot go with it: set the "
+            "stage to 0"
+        )
+    prepare(optimizer).in_engine.check_attached()
+
+
+Optimizer._check_caller = check_unprepared  # type: ignore[assignment,method-assign]
 
 
 def _step(self, closure=None):

@@ -1,5 +1,6 @@
 """What all optimizers of the family share, and what one step of them is."""
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -454,7 +455,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         first step if their parameters differ, and after MAX_CONSECUTIVE_SKIPS steps skipped in a
         row.
         """
+        if "deepspeed" in sys.modules and not hasattr(self, "in_engine"):
+            self._check_caller()
         return self._uncompiled_step(self, closure)
+
+    def _check_caller(self) -> None:
+        """`onebit.deepspeed` replaces it: its engine may call step() in a way that cannot work."""
 
     def _step_with_all_ranks(self, closure: Callable[[], Any] | None) -> Any:
         run = self._run
