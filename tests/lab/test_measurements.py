@@ -51,7 +51,7 @@ def test_every_bar_is_about_something_that_is_measured(name):
     module = load_module(name)
     measured = {"n": SIZES, "threads": (1, 2), "workers": (2, 4), "tensors": (1,)}
     for bar in module.BARS:
-        assert bar.contender in module.LABELS
+        assert bar.contender in {*module.LABELS, *getattr(module, "FAMILY", ())}
         assert all(value in measured[column] for column, value in bar.where.items())
 
 
@@ -109,12 +109,11 @@ def settings(name, rows, quick):
     if name == "step_cost":
         sizes = QUICK[name] if quick else SIZES
         tensors = [(n, 1) for n in sizes] + [(rows.n[rows.tensors > 1].iloc[0], rows.tensors.max())]
-        return {
-            (contender, n, count, W)
-            for contender in module.LABELS
-            for n, count in tensors
-            for W in module.RANKS
-        }, ["n", "tensors", "workers"]
+        wanted = set(product(module.LABELS, tensors, module.RANKS))
+        if quick or set(rows.contender) & module.FAMILY.keys():  # older rows are without it
+            size = sizes[0] if quick else module.FAMILY_SIZE
+            wanted |= set(product(module.FAMILY, [(size, 1)], module.RANKS))
+        return {(contender, *case, W) for contender, case, W in wanted}, ["n", "tensors", "workers"]
     rates = (1000.0,) if quick else (1000.0, 200.0)
     left_out = {module.RIVAL} if set(rows["mode"]) == {"delay"} else set()
     return set(product(module.LABELS.keys() - left_out, module.COMPUTED, rates)), [
