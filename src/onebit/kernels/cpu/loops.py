@@ -29,6 +29,7 @@ from onebit.kernels.cpu.vectors import (
     load_vector,
     nonzero_bits,
     pointer,
+    prefetch,
     record,
     select,
     sign_bits,
@@ -74,6 +75,9 @@ TASK = np.dtype(
         *(("incoming", MESSAGE), ("row_count", np.int64), ("outgoing", MESSAGE)),
     ]
 )
+
+LINE = 64  # bytes of a cache line
+AHEAD = 4096  # bytes, a page
 
 # No option, here or below, allows the compiler to reorder or fuse floating-point operations.
 inner = njit(error_model="numpy")
@@ -143,6 +147,16 @@ def padded_at(T, task, block, padded):
 
 
 @inner
+def look_ahead(T, address):
+    """Ask for the Vector that follows AHEAD bytes after this one.
+
+    A processor's own prefetching ends at the end of a page; measured: up to a quarter of the time.
+    """
+    for line in range(0, LANES * size_of(T), LINE):
+        prefetch(address + AHEAD + line)
+
+
+@inner
 def write_back(T, block, x, elements):
     """Copy what was changed at x back to the block's elements in its tensor, if x is a copy."""
     if elements != 0 and x != elements:
@@ -180,12 +194,14 @@ def over_blocks(work):
 
 @over_blocks
 def measure_blocks(T, task, block, b, padded, ones):
-    g, mask = padded_at(T, task, block, padded), mask_at(task, block, ones)
+    g, mask = padded_at(T, task, block, padded), task.mask + block.start // 8
     lanes, late = splat(0.0), 0
     for i in range(0, block.length, LANES):
+        look_ahead(T, g + i * size_of(T))
         x = load_vector(T, g + i * size_of(T))
         lanes = add_squares(lanes, x)
-        late += count_ones(nonzero_bits(x) & ~load(np.uint64, mask + i // 8))
+        if not block.full:
+            late += count_ones(nonzero_bits(x) & ~load(np.uint64, mask + i // 8))
     pointer(np.float64, task.sums)[b], pointer(np.int64, task.late)[b] = add_halves(lanes), late
 
 
@@ -196,6 +212,7 @@ def compensate(T, z, vector, plus, minus, active, out, signs, lanes):
     e is the last c, at the address `vector`, minus its scale times its sign; plus and minus are
     that scale and its negative. c is written to the address `out`, its signs to `signs`.
     """
+    look_ahead(T, vector)
     last = load_vector(T, vector)
     c = select(active, z + (last - select(sign_bits(last), plus, minus)), splat(T(0)))
     store(out, c)
@@ -226,6 +243,7 @@ def compress_blocks(T, task, block, b, padded, ones):
     vector, out = task.vector + block.start * size_of(T), task.out + block.start * size_of(T)
     for i in range(0, block.length, LANES):
         byte, at = i // 8, i * size_of(T)
+        look_ahead(T, g + at)
         z = load_vector(T, g + at) * weight + select(load(np.uint64, m + byte), m_plus, m_minus)
         lanes = compensate(
             T,
@@ -305,6 +323,8 @@ def update_blocks(T, task, block, b, padded, ones):
     for i in range(0, block.length, LANES):
         byte, at = i // 8, i * size_of(T)
         active = load(np.uint64, mask + byte) & moving
+        look_ahead(T, variance + at)
+        look_ahead(T, x + at)
         move = select(load(np.uint64, m + byte), plus, minus) / (
             square_root(load_vector(T, variance + at)) + eps
         )

@@ -122,6 +122,21 @@ def store(typing, address, value):
 
 
 @intrinsic
+def prefetch(typing, address):
+    """Ask for the cache line at an address, which need not be valid."""
+
+    def generate(context, builder, signature, args):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        options = (number(0), number(3), number(1))  # for reading, into every cache, data
+        builder.call(function, (builder.inttoptr(args[0], byte), *options))
+        return context.get_dummy_value()
+
+    return types.void(address), generate
+
+
+@intrinsic
 def fetch_and_increment(typing, address):
     """The int64 at an address, which grows by one. No two threads get the same value."""
 
