@@ -16,7 +16,13 @@ import cupy
 import torch
 from torch import Tensor
 
-from onebit.kernels.torch_ops import Numbers, Tensors, Terms, dtype_of
+from onebit.kernels.torch_ops import (
+    Numbers,
+    Tensors,
+    Terms,
+    dtype_of,
+    lamb_follow,  # noqa: F401  in plain torch here
+)
 from onebit.layout import ALIGNMENT, Partition
 
 SOURCE = Path(__file__).with_name("onebit.cu")

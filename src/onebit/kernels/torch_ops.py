@@ -425,6 +425,45 @@ def lamb_ratio(v: Tensor, v_fresh: Tensor, eps: Tensor, of: str) -> Tensor:
     return torch.where(v > 0, ratio, -torch.inf)
 
 
+def lamb_follow(
+    partition: Partition,
+    before: Tensor,
+    after: Tensor,
+    variance: Tensor,
+    fresh: Tensor,
+    beta1s: Numbers,
+    beta2s: Numbers,
+    epsilons: Numbers,
+    of: str,
+) -> Tensor:
+    """`lamb_fresh_variance`, in place, and then the largest `lamb_ratio` of each tensor.
+
+    Args:
+        before, after: the momentum before this step and after it, as payloads.
+        variance, fresh: v and v_fresh, T [n].
+        beta1s, beta2s, epsilons: one for each tensor.
+        of: see `lamb_ratio`.
+
+    Returns T [groups], -inf for a group without an active element.
+    """
+
+    def rows(values: Numbers) -> Tensor:
+        return per_block(variance.new_tensor([*values, 0.0]), partition.lengths)
+
+    m, z, v, v_fresh = (
+        x.view(-1, ALIGNMENT)
+        for x in (
+            decode(partition, before, variance.dtype),
+            decode(partition, after, variance.dtype),
+            variance,
+            fresh,
+        )
+    )
+    lamb_fresh_variance(z, m, v_fresh, torch.ones_like(z[:, :1]), rows(beta1s), rows(beta2s))
+    largest = lamb_ratio(v, v_fresh, rows(epsilons), of).amax(1)
+    return torch.segment_reduce(largest, "max", lengths=partition.lengths // ALIGNMENT)
+
+
 def zero_one_variance(v: Tensor, g: Tensor, beta2: float) -> None:
     """v <- beta2 v + (1 - beta2) g^2, in place, in a step of T_v with the mean gradient g."""
     v.copy_(beta2 * v + (1 - beta2) * g**2)

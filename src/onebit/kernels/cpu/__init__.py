@@ -121,6 +121,37 @@ def adam(
     _write_back(parameters, values)
 
 
+def lamb_follow(
+    partition: Partition,
+    before: Tensor,
+    after: Tensor,
+    variance: Tensor,
+    fresh: Tensor,
+    beta1s: Numbers,
+    beta2s: Numbers,
+    epsilons: Numbers,
+    of: str,
+) -> Tensor:
+    """See `torch_ops.lamb_follow`."""
+    task = _Task(partition, variance.dtype)
+    task.message("before", before)
+    task.message("incoming", after)
+    task.numbers(beta1s=beta1s, beta2s=beta2s, epsilons=epsilons)
+    of_blocks = torch.full((len(partition.blocks),), -torch.inf, dtype=variance.dtype)
+    largest = torch.empty(len(partition.lengths), dtype=variance.dtype)
+    task.set(
+        tensor_count=len(beta1s),
+        vector=variance,
+        fresh=fresh,
+        of_roots=int(of == "root"),
+        largest=of_blocks,
+        new_scales=largest,
+    )
+    task.run(cpu_loops.lamb_follow)
+    task.run(cpu_loops.largest, threads=1)
+    return largest
+
+
 def _write_back(parameters, values):
     """Copy what a loop has computed back to the parameters that it could not use in place."""
     for x, value in zip(parameters, values):

@@ -27,6 +27,7 @@ from onebit.kernels.cpu.vectors import (
     greater,
     load,
     load_vector,
+    nan_bits,
     nonzero_bits,
     pointer,
     prefetch,
@@ -73,6 +74,9 @@ TASK = np.dtype(
         # float64 [2]: the totals of these two
         *_integers("totals"),
         *(("incoming", MESSAGE), ("row_count", np.int64), ("outgoing", MESSAGE)),
+        # of 1-bit LAMB: the momentum before; v_fresh and each block's largest ratio, T; whether the
+        # ratio is that of the roots
+        *(("before", MESSAGE), ("fresh", np.int64), ("largest", np.int64), ("of_roots", np.int64)),
     ]
 )
 
@@ -370,7 +374,56 @@ def adam_blocks(T, task, block, b, padded, ones):
     write_back(T, block, x, elements)
 
 
+@over_blocks
+def lamb_follow_blocks(T, task, block, b, padded, ones):
+    if block.group >= task.tensor_count:
+        return
+    mask, signs, last_signs = (
+        mask_at(task, block, ones),
+        bits_at(task.incoming, block.start),
+        bits_at(task.before, block.start),
+    )
+    beta1, beta2 = pointer(T, task.beta1s)[block.group], pointer(T, task.beta2s)[block.group]
+    z = load(T, scale_at(T, task.incoming, block.piece))
+    m = load(T, scale_at(T, task.before, block.piece)) * beta1
+    # g^2 has only two values: where the momentum's sign is the same as before, and where not
+    kept, turned = (z - m) / (T(1) - beta1), (z + m) / (T(1) - beta1)
+    same = splat((T(1) - beta2) * kept * kept)
+    other = splat((T(1) - beta2) * turned * turned)
+    decay, eps, zero = splat(beta2), splat(pointer(T, task.epsilons)[block.group]), splat(T(0))
+    lowest = splat(T(-np.inf))
+    largest = lowest
+    start = block.start * size_of(T)
+    for i in range(0, block.length, LANES):
+        byte, at = i // 8, start + i * size_of(T)
+        look_ahead(T, task.vector + at)
+        look_ahead(T, task.fresh + at)
+        v = load_vector(T, task.vector + at)
+        turns = load(np.uint64, signs + byte) ^ load(np.uint64, last_signs + byte)
+        added = select(load(np.uint64, mask + byte), select(turns, other, same), zero)
+        fresh = load_vector(T, task.fresh + at) * decay + added
+        store(task.fresh + at, fresh)
+        if task.of_roots:
+            ratio = (square_root(v) + eps) / (square_root(fresh) + eps)
+        else:
+            ratio = v / fresh
+        ratio = select(greater(v, zero), ratio, lowest)
+        largest = select(greater(ratio, largest) | nan_bits(ratio), ratio, largest)
+    store(address_of(padded), largest)
+    pointer(T, task.largest)[b] = largest_of(padded[:LANES])
+
+
 # ---- after all blocks
+
+
+@inner
+def largest_of(numbers):
+    """The largest; NaN if one is NaN."""
+    largest = numbers[0]
+    for x in numbers:
+        if x > largest or x != x:
+            largest = x
+    return largest
 
 
 @inner
@@ -424,6 +477,18 @@ def finish_message(T, task):
             scale_at(T, task.outgoing, piece),
             new_scales[pointer(np.int64, task.piece_groups)[piece]],
         )
+
+
+@inner
+def finish_largest(T, task):
+    """The largest of each group, T [groups], from those of the blocks; -inf without blocks."""
+    largest = pointer(T, task.new_scales)
+    for group in range(task.group_count):
+        largest[group] = T(-np.inf)
+    for b in range(task.block_count):
+        group, x = record(ROW, task.blocks + b * ROW_BYTES).group, pointer(T, task.largest)[b]
+        if x > largest[group] or x != x:
+            largest[group] = x
 
 
 # ---- C functions of a task's address, for float32 and float64, compiled on first use
@@ -490,6 +555,17 @@ def update(T):
 @_c_function
 def adam(T):
     return lambda address: adam_blocks(T, address)
+
+
+@_c_function
+def lamb_follow(T):
+    return lambda address: lamb_follow_blocks(T, address)
+
+
+@_c_function
+def largest(T):
+    """After lamb_follow."""
+    return lambda address: finish_largest(T, record(TASK, address))
 
 
 @_c_function

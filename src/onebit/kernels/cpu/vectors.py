@@ -204,6 +204,12 @@ def nonzero_bits(typing, x):
 
 
 @intrinsic
+def nan_bits(typing, x):
+    """Bits: x is NaN."""
+    return BITS(x), _comparison("fcmp_unordered", "uno")
+
+
+@intrinsic
 def count_ones(typing, bits):
     """The number of bits that are 1."""
 
