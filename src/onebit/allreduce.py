@@ -15,15 +15,11 @@ from onebit.compression import Compressor, Sign
 from onebit.kernels.torch_ops import Terms
 from onebit.layout import Layout, Partition
 
-# Bytes of one all_reduce. glibc returns buffers of 32 MB and more to the system, and to get fresh
-# memory each time costs more than to fill it.
-PIECE = 24 * 2**20
-
 
 class ExactAllreduce:
     """The uncompressed mean over the ranks, which takes the place of the vector.
 
-    2 (W - 1) / W of the vector's bytes leave each rank. It travels in pieces.
+    2 (W - 1) / W of the vector's bytes leave each rank.
 
     Args:
         communicator: see `onebit.comm`.
@@ -36,9 +32,7 @@ class ExactAllreduce:
 
     def allreduce(self, x: Tensor) -> Tensor:
         """The mean of x over the ranks, in x itself."""
-        for piece in x.split(PIECE // x.itemsize):
-            piece.copy_(self.communicator.all_reduce(piece, wire_dtype=self.wire_dtype))
-        return x
+        return self.communicator.all_reduce_in_place(x, self.wire_dtype)
 
 
 class CompressedAllreduce:
