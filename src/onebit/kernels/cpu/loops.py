@@ -80,6 +80,8 @@ TASK = np.dtype(
         # of 1-bit LAMB: the momentum before; v_fresh and each block's largest ratio, T; whether the
         # ratio is that of the roots
         *(("before", MESSAGE), ("fresh", np.int64), ("largest", np.int64), ("of_roots", np.int64)),
+        # of 0/1 Adam: the parameters' addresses beside the gradients' in `tensors`; T
+        *_integers("parameters", "accumulator", "anchor", "rates", "path_totals"),
     ]
 )
 
@@ -131,22 +133,25 @@ def mask_at(task, block, ones):
 
 
 @inner
-def elements_at(T, task, block):
-    """Address of a block's elements in its tensor; 0 if there are none."""
-    tensor = pointer(np.int64, task.tensors)[block.group] if block.group < task.tensor_count else 0
+def elements_at(T, task, block, tensors):
+    """Address of a block's elements in its tensor; 0 if there are none.
+
+    tensors: address of the tensors' addresses.
+    """
+    tensor = pointer(np.int64, tensors)[block.group] if block.group < task.tensor_count else 0
     return tensor + block.offset * size_of(T) if tensor != 0 and block.real > 0 else 0
 
 
 @inner
-def padded_at(T, task, block, padded):
+def padded_at(T, task, block, tensors, padded):
     """As `elements_at`, but with all LENGTH elements, padding being 0.
 
     A block with padding is copied to `padded`, T [BLOCK].
     """
-    elements = elements_at(T, task, block)
+    elements = elements_at(T, task, block, tensors)
     if elements != 0 and block.real == block.length:
         return elements
-    padded[:] = 0
+    padded[: block.length] = 0
     if elements != 0:
         for i in range(block.real):
             padded[i] = pointer(T, elements)[i]
@@ -181,7 +186,7 @@ def over_blocks(work):
     def loop(T, address):
         task, padded, ones = (
             record(TASK, address),
-            np.empty(BLOCK, T),
+            np.empty(2 * BLOCK, T),
             np.full(BLOCK // 8, 255, np.uint8),
         )
         while True:
@@ -201,7 +206,7 @@ def over_blocks(work):
 
 @over_blocks
 def measure_blocks(T, task, block, b, padded, ones):
-    g, mask = padded_at(T, task, block, padded), task.mask + block.start // 8
+    g, mask = padded_at(T, task, block, task.tensors, padded), task.mask + block.start // 8
     lanes, late = splat(0.0), 0
     for i in range(0, block.length, LANES):
         look_ahead(T, g + i * size_of(T))
@@ -230,7 +235,7 @@ def compensate(T, z, vector, plus, minus, active, out, signs, lanes):
 @over_blocks
 def compress_blocks(T, task, block, b, padded, ones):
     g, mask, signs = (
-        padded_at(T, task, block, padded),
+        padded_at(T, task, block, task.tensors, padded),
         mask_at(task, block, ones),
         bits_at(task.outgoing, block.start),
     )
@@ -306,13 +311,21 @@ def average_blocks(T, task, block, b, padded, ones):
     pointer(np.float64, task.sums)[b] = add_halves(lanes)
 
 
+@inner
+def bounded_move(move, above, below, active):
+    """(moves brought into the limits, how many of those that are active were beyond)"""
+    over, under = greater(move, above), greater(below, move)
+    move = select(over, above, select(under, below, move))
+    return move, count_ones((over | under) & active)
+
+
 @over_blocks
 def update_blocks(T, task, block, b, padded, ones):
-    elements = elements_at(T, task, block)
+    elements = elements_at(T, task, block, task.tensors)
     if elements == 0:
         return
     x, mask, m = (
-        padded_at(T, task, block, padded),
+        padded_at(T, task, block, task.tensors, padded),
         mask_at(task, block, ones),
         bits_at(task.incoming, block.start),
     )
@@ -335,10 +348,9 @@ def update_blocks(T, task, block, b, padded, ones):
         move = select(load(np.uint64, m + byte), plus, minus) / (
             square_root(load_vector(T, variance + at)) + eps
         )
-        over, under = greater(move, above), greater(below, move)
-        bounded += count_ones((over | under) & active)
-        move = select(over, above, select(under, below, move))
+        move, beyond = bounded_move(move, above, below, active)
         store(x + at, load_vector(T, x + at) * decay - select(active, move, zero))
+        bounded += beyond
     pointer(np.int64, task.bounded)[b] = bounded
     write_back(T, block, x, elements)
 
@@ -347,7 +359,10 @@ def update_blocks(T, task, block, b, padded, ones):
 def adam_blocks(T, task, block, b, padded, ones):
     if block.group >= task.tensor_count:
         return
-    elements, x = elements_at(T, task, block), padded_at(T, task, block, padded)
+    elements, x = (
+        elements_at(T, task, block, task.tensors),
+        padded_at(T, task, block, task.tensors, padded),
+    )
     beta1, rest1 = (
         splat(pointer(T, task.beta1s)[block.group]),
         splat(pointer(T, task.rest1s)[block.group]),
@@ -374,6 +389,133 @@ def adam_blocks(T, task, block, b, padded, ones):
         store(momentum + at, m)
         store(variance + at, v)
         store(x + at, load_vector(T, x + at) * decay - m * step / (square_root(v) * root + eps))
+    write_back(T, block, x, elements)
+
+
+@over_blocks
+def compress_path_blocks(T, task, block, b, padded, ones):
+    g, mask, signs = (
+        padded_at(T, task, block, task.tensors, padded),
+        mask_at(task, block, ones),
+        bits_at(task.outgoing, block.start),
+    )
+    weight, beta, rest, rate, total = (
+        pointer(T, task.weights)[block.group],
+        pointer(T, task.beta1s)[block.group],
+        pointer(T, task.rest1s)[block.group],
+        pointer(T, task.rates)[block.group],
+        pointer(T, task.path_totals)[block.group],
+    )
+    scale, lanes = pointer(T, task.scales)[block.group], splat(0.0)
+    plus, minus = splat(scale), splat(-scale)
+    start = block.start * size_of(T)
+    for i in range(0, block.length, LANES):
+        byte, at = i // 8, i * size_of(T)
+        look_ahead(T, g + at)
+        look_ahead(T, task.momentum + start + at)
+        m = load_vector(T, task.momentum + start + at) * splat(beta)
+        z = m + load_vector(T, g + at) * splat(weight) * splat(rest)
+        if total != 0:
+            u = z * splat(rate)
+            if task.accumulator != 0:
+                look_ahead(T, task.accumulator + start + at)
+                u = load_vector(T, task.accumulator + start + at) + u
+            z = u / splat(total)
+        lanes = compensate(
+            T,
+            z,
+            task.vector + start + at,
+            plus,
+            minus,
+            load(np.uint64, mask + byte),
+            task.out + start + at,
+            signs + byte,
+            lanes,
+        )
+    pointer(np.float64, task.sums)[b] = add_halves(lanes)
+
+
+@over_blocks
+def zero_one_local_blocks(T, task, block, b, padded, ones):
+    if block.group >= task.tensor_count:
+        return
+    g = padded_at(T, task, block, task.tensors, padded)
+    elements = elements_at(T, task, block, task.parameters)
+    x = padded_at(T, task, block, task.parameters, padded[BLOCK:]) if elements != 0 else elements
+    weight, zero = splat(pointer(T, task.weights)[block.group]), splat(T(0))
+    beta, rest, rate = (
+        splat(pointer(T, task.beta1s)[block.group]),
+        splat(pointer(T, task.rest1s)[block.group]),
+        splat(pointer(T, task.rates)[block.group]),
+    )
+    decay, step, eps = (
+        splat(pointer(T, task.decays)[block.group]),
+        splat(pointer(T, task.steps)[block.group]),
+        splat(pointer(T, task.epsilons)[block.group]),
+    )
+    limit, bounded = pointer(T, task.limits)[block.group], 0
+    above, below = splat(limit), splat(-limit)
+    start = block.start * size_of(T)
+    momentum, path, variance = task.momentum + start, task.accumulator + start, task.vector + start
+    for i in range(0, block.length, LANES):
+        at = i * size_of(T)
+        look_ahead(T, g + at)
+        look_ahead(T, variance + at)
+        look_ahead(T, path + at)
+        v = load_vector(T, variance + at)
+        own = select(greater(v, zero), load_vector(T, g + at) * weight, zero)
+        m = load_vector(T, momentum + at) * beta + own * rest
+        store(momentum + at, m)
+        store(path + at, load_vector(T, path + at) + m * rate)
+        if elements != 0:
+            before = load_vector(T, x + at)
+            if task.anchor != 0:
+                store(task.anchor + start + at, before)
+            move = m * step
+            moves = nonzero_bits(move)
+            move, beyond = bounded_move(move / (square_root(v) + eps), above, below, moves)
+            store(x + at, before * decay - select(moves, move, zero))
+            bounded += beyond
+    pointer(np.int64, task.bounded)[b] = bounded
+    write_back(T, block, x, elements)
+
+
+@over_blocks
+def zero_one_sync_blocks(T, task, block, b, padded, ones):
+    if block.group >= task.tensor_count:
+        return
+    elements = elements_at(T, task, block, task.tensors)
+    x = padded_at(T, task, block, task.tensors, padded) if elements != 0 else elements
+    mask, signs = mask_at(task, block, ones), bits_at(task.incoming, block.start)
+    received = load(T, scale_at(T, task.incoming, block.piece))
+    step_m = received * pointer(T, task.steps)[block.group]
+    moving = np.uint64(0) if step_m == 0 else ~np.uint64(0)
+    m_plus, m_minus, plus, minus = splat(received), splat(-received), splat(step_m), splat(-step_m)
+    decay, eps, zero = (
+        splat(pointer(T, task.decays)[block.group]),
+        splat(pointer(T, task.epsilons)[block.group]),
+        splat(T(0)),
+    )
+    limit, bounded = pointer(T, task.limits)[block.group], 0
+    above, below = splat(limit), splat(-limit)
+    start = block.start * size_of(T)
+    source = x if task.anchor == 0 else task.anchor + start
+    for i in range(0, block.length, LANES):
+        byte, at = i // 8, i * size_of(T)
+        look_ahead(T, task.vector + start + at)
+        look_ahead(T, task.momentum + start + at)
+        active, bits = load(np.uint64, mask + byte), load(np.uint64, signs + byte)
+        store(task.momentum + start + at, select(active, select(bits, m_plus, m_minus), zero))
+        if elements != 0:
+            look_ahead(T, source + at)
+            active = active & moving
+            move = select(bits, plus, minus) / (
+                square_root(load_vector(T, task.vector + start + at)) + eps
+            )
+            move, beyond = bounded_move(move, above, below, active)
+            store(x + at, load_vector(T, source + at) * decay - select(active, move, zero))
+            bounded += beyond
+    pointer(np.int64, task.bounded)[b] = bounded
     write_back(T, block, x, elements)
 
 
@@ -574,6 +716,21 @@ def update(T):
 @_c_function
 def adam(T):
     return lambda address: adam_blocks(T, address)
+
+
+@_c_function
+def compress_path(T):
+    return lambda address: compress_path_blocks(T, address)
+
+
+@_c_function
+def zero_one_local(T):
+    return lambda address: zero_one_local_blocks(T, address)
+
+
+@_c_function
+def zero_one_sync(T):
+    return lambda address: zero_one_sync_blocks(T, address)
 
 
 @_c_function
