@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from onebit.comm import Communicator
+from onebit.comm.base import Parts
 from onebit.compression import Compressor, Sign
 from onebit.kernels.torch_ops import Terms
 from onebit.layout import Layout, Partition
@@ -30,9 +31,10 @@ class ExactAllreduce:
         self.communicator = communicator
         self.wire_dtype = wire_dtype
 
-    def allreduce(self, x: Tensor) -> Tensor:
-        """The mean of x over the ranks, in x itself."""
-        return self.communicator.all_reduce_in_place(x, self.wire_dtype)
+    def allreduce(self, x: Tensor, parts: Parts = ()) -> Tensor:
+        """The mean of x over the ranks, in x itself; `parts` of it may still be elsewhere, see
+        `Communicator.all_reduce_in_place`."""
+        return self.communicator.all_reduce_in_place(x, self.wire_dtype, parts)
 
 
 class CompressedAllreduce:

@@ -1,5 +1,6 @@
 """Ranks as the processes of a torch.distributed group: gloo on CPUs, NCCL on GPUs."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from onebit.comm.base import Communicator
+from onebit.comm.base import Communicator, Parts
 
 # Bytes of a message of `all_reduce_in_place`, and how many of a rank's are under way: what has come
 # is added while it is still in a cache.
@@ -113,59 +114,71 @@ class TorchDistributed(Communicator):
         for work in works:
             work.wait()
 
-    def all_reduce_in_place(self, x: Tensor, wire_dtype: torch.dtype | None = None) -> Tensor:
-        """As `Communicator`'s; over gloo without any copy, each rank adding one chunk of x."""
-        divides = x.numel() > 0 and x.numel() % self.size == 0
-        if self.size == 1 or not self.ordered or x.is_cuda or not divides:
-            return super().all_reduce_in_place(x, wire_dtype)
-        sent = x.to(wire_dtype or x.dtype)
+    def all_reduce_in_place(
+        self, x: Tensor, wire_dtype: torch.dtype | None = None, parts: Parts = ()
+    ) -> Tensor:
+        """As `Communicator`'s; over gloo without copies, each rank adding one chunk of x."""
+        converts = wire_dtype not in (None, x.dtype)
+        if (
+            self.size == 1
+            or not self.ordered
+            or x.is_cuda
+            or not x.numel()
+            or (x.numel() % self.size or converts)
+        ):
+            return super().all_reduce_in_place(x, wire_dtype, parts)
         with self._explained("all_reduce"):
-            self._mean_of_chunks(sent.view(self.size, -1), x.dtype)
+            self._mean_of_chunks(x, _Source(x, parts))
         for _ in range(2):
-            self._count((self.size - 1) * sent.nbytes // self.size)
-        return x if sent is x else x.copy_(sent)
+            self._count((self.size - 1) * x.nbytes // self.size)
+        return x
 
-    def _mean_of_chunks(self, rows: Tensor, dtype: torch.dtype) -> None:
-        """Each row becomes its mean over the ranks; rank j adds row j, piece by piece.
+    def _mean_of_chunks(self, x: Tensor, source: "_Source") -> None:
+        """x becomes the mean over the ranks of what `source` has of it.
 
-        A piece of the mean arrives where the same piece of this rank's numbers was: the rank that
-        sends it has received those. The sum is in float32, or in float64 if `dtype` is.
+        Rank j adds chunk j, piece by piece. A piece of the mean arrives in x where the same piece
+        of this rank's numbers may have been: the rank that sends it has received those.
         """
+        chunk, length = len(x) // self.size, PIECE // x.itemsize
         others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
-        pieces = rows.view(torch.uint8).split(PIECE, dim=1)
-        received = pieces[0].new_empty(DEPTH, self.size, pieces[0].shape[1])
-        first, second = (_tag(2 * rows[0].nbytes + i) for i in range(2))
+        first, second = (_tag(2 * chunk * x.itemsize + i) for i in range(2))
+        slots = x.new_empty(DEPTH, self.size, min(length, chunk))
+        pieces = [(start, min(start + length, chunk)) for start in range(0, chunk, length)]
+        terms: list[list[Any]] = []
+        works: list[Any] = []
 
-        def receive(i: int) -> list[Any]:
-            slot, length = received[i % DEPTH], pieces[i].shape[1]
-            return [
-                dist.irecv(slot[j, :length], group=self.group, tag=first, group_src=j)
-                for j in others
-            ]
+        def begin(i: int) -> None:
+            """Exchange the numbers of piece i."""
+            start, stop = pieces[i]
+            slot = slots[i % DEPTH, :, : stop - start]
+            terms.append([self._receive(slot[j], j, first) for j in others])
+            for j in others:
+                part = source.part(j * chunk + start, j * chunk + stop)
+                works.append(self._send(part, j, first))
 
-        terms = [receive(i) for i in range(min(DEPTH, len(pieces)))]
-        works: list[Any] = [
-            dist.isend(piece[j], group=self.group, tag=first, group_dst=j)
-            for piece in pieces
-            for j in others
-        ]
-        for i, piece in enumerate(pieces):
+        for i in range(min(DEPTH, len(pieces))):
+            begin(i)
+        for i, (start, stop) in enumerate(pieces):
             for work in terms[i]:
                 work.wait()
-            own = piece[self.rank]
-            of_ranks = [*received[i % DEPTH, :, : len(own)]]
-            of_ranks[self.rank] = own
-            mean = _mean([x.view(rows.dtype) for x in of_ranks], dtype)
-            own.copy_(mean.view(torch.uint8))
+            of_ranks = [*slots[i % DEPTH, :, : stop - start]]
+            at = self.rank * chunk
+            of_ranks[self.rank] = source.part(at + start, at + stop)
+            own = x[at + start : at + stop]
+            _mean(of_ranks, of_ranks[0] if self.rank else own, own)
             if i + DEPTH < len(pieces):
-                terms.append(receive(i + DEPTH))
+                begin(i + DEPTH)
             for j in others:
-                works += [
-                    dist.irecv(piece[j], group=self.group, tag=second, group_src=j),
-                    dist.isend(own, group=self.group, tag=second, group_dst=j),
-                ]
+                mean = x[j * chunk + start : j * chunk + stop]
+                works += [self._receive(mean, j, second), self._send(own, j, second)]
         for work in works:
             work.wait()
+
+    def _receive(self, x: Tensor, rank: int, tag: int) -> Any:
+        return dist.irecv(x.view(torch.uint8), group=self.group, tag=tag, group_src=rank)
+
+    def _send(self, x: Tensor, rank: int, tag: int) -> Any:
+        return dist.isend(x.view(torch.uint8), group=self.group, tag=tag, group_dst=rank)
 
     def _all_reduce(self, x: Tensor) -> Tensor:
         with self._explained("all_reduce"):
@@ -190,12 +203,39 @@ def _tag(number: int) -> int:
     return FIRST_TAG + number % FIRST_TAG
 
 
-def _mean(terms: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """The mean, added in order and in the first term's memory if that has the sum's type."""
-    total = terms[0].to(torch.float64 if dtype == torch.float64 else torch.float32)
-    for term in terms[1:]:
+def _mean(terms: list[Tensor], memory: Tensor, out: Tensor) -> None:
+    """The mean of the terms, added in order.
+
+    `memory` may hold the sum: it is the first term's, or `out`, which is no later term's.
+    """
+    wide = torch.promote_types(out.dtype, torch.float32)
+    total = torch.add(terms[0].to(wide), terms[1], out=memory if out.dtype == wide else None)
+    for term in terms[2:]:
         total += term
-    return total.div_(len(terms)).to(terms[0].dtype)
+    if out.dtype == wide:
+        torch.div(total, len(terms), out=out)
+    else:
+        out.copy_(total.div_(len(terms)))
+
+
+class _Source:
+    """This rank's numbers: x, but for the `parts` that are still elsewhere."""
+
+    def __init__(self, x: Tensor, parts: Parts):
+        self.x, self.parts, self.starts = x, parts, [start for start, _ in parts]
+
+    def part(self, start: int, stop: int) -> Tensor:
+        """x[start:stop], where it is if it is in one place, else brought together in x."""
+        first = max(bisect_right(self.starts, start) - 1, 0)
+        for begin, part in self.parts[first:]:
+            if begin <= start and stop <= begin + len(part):
+                return part[start - begin : stop - begin]
+            if begin >= stop:
+                break
+            low, high = max(begin, start), min(begin + len(part), stop)
+            if low < high:
+                self.x[low:high] = part[low - begin : high - begin]
+        return self.x[start:stop]
 
 
 def _device(group: "dist.ProcessGroup") -> torch.device | None:

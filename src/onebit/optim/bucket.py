@@ -197,6 +197,29 @@ class Bucket:
             self._gradient = self._zeros()
         return self._laid_out(self.gradients(), self._gradient)
 
+    def gradient_in_parts(self) -> tuple[torch.Tensor, list[tuple[int, torch.Tensor]]]:
+        """(`flat_gradient` without some parts, and these: [(where it begins, the part), ...]).
+
+        A part is the gradient of a tensor where it is, if it has the vector's type and order.
+        """
+        in_place = [
+            g is not None and g.dtype == self.dtype and g.is_contiguous() and g.numel() > 0
+            for g in self.gradients()
+        ]
+        if self._gradient is None:
+            self._gradient = self._zeros()
+        parts = []
+        for p, view, start, found in zip(
+            self.params, self.layout.views(self._gradient), self.layout.starts, in_place
+        ):
+            if found:
+                parts.append((start, p.grad.detach().view(-1)))
+            elif p.grad is None:
+                view.zero_()
+            else:
+                view.copy_(p.grad)
+        return self._gradient, parts
+
     def drop_gradient(self) -> None:
         """Make a new flat gradient next time: something was written into the padding of this one,
         where zeros must stand."""
