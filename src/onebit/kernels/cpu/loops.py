@@ -26,6 +26,7 @@ from onebit.kernels.cpu.vectors import (
     add_halves,
     add_squares,
     count_ones,
+    fence,
     fetch_and_increment,
     greater,
     load,
@@ -41,6 +42,7 @@ from onebit.kernels.cpu.vectors import (
     splat,
     square_root,
     store,
+    store_past_caches,
 )
 from onebit.layout import BLOCK, Column
 
@@ -166,6 +168,15 @@ def look_ahead(T, address):
     """
     for line in range(0, LANES * size_of(T), LINE):
         prefetch(address + AHEAD + line)
+
+
+@inner
+def overwrite(address, x):
+    """Write a Vector over memory that is not read."""
+    if address % LINE == 0:
+        store_past_caches(address, x)
+    else:
+        store(address, x)
 
 
 @inner
@@ -503,9 +514,8 @@ def zero_one_sync_blocks(T, task, block, b, padded, ones):
     for i in range(0, block.length, LANES):
         byte, at = i // 8, i * size_of(T)
         look_ahead(T, task.vector + start + at)
-        look_ahead(T, task.momentum + start + at)
         active, bits = load(np.uint64, mask + byte), load(np.uint64, signs + byte)
-        store(task.momentum + start + at, select(active, select(bits, m_plus, m_minus), zero))
+        overwrite(task.momentum + start + at, select(active, select(bits, m_plus, m_minus), zero))
         if elements != 0:
             look_ahead(T, source + at)
             active = active & moving
@@ -516,6 +526,7 @@ def zero_one_sync_blocks(T, task, block, b, padded, ones):
             store(x + at, load_vector(T, source + at) * decay - select(active, move, zero))
             bounded += beyond
     pointer(np.int64, task.bounded)[b] = bounded
+    fence()
     write_back(T, block, x, elements)
 
 

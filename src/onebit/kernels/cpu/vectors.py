@@ -122,6 +122,34 @@ def store(typing, address, value):
 
 
 @intrinsic
+def store_past_caches(typing, address, value):
+    """Write a Vector to an address that is a multiple of 64, without reading what is there first.
+
+    Another thread may see it only after `fence`.
+    """
+
+    def generate(context, builder, signature, args):
+        place = builder.inttoptr(args[0], args[1].type.as_pointer())
+        instruction = builder.store(args[1], place, align=64)
+        one = ir.Constant(ir.IntType(32), 1)
+        instruction.set_metadata("nontemporal", builder.module.add_metadata([one]))
+        return context.get_dummy_value()
+
+    return types.void(address, value), generate
+
+
+@intrinsic
+def fence(typing):
+    """What was written before is visible to whoever sees what is written after."""
+
+    def generate(context, builder, signature, args):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
 def prefetch(typing, address):
     """Ask for the cache line at an address, which need not be valid."""
 
