@@ -109,7 +109,8 @@ def zero_one_steps(kernels, worker):
         for step in range(local_steps):
             gradients = [*worker.gradients[step][:-1], None] if step else worker.gradients[step]
             first = anchor if step == 0 else None
-            rates = 0.5 + step, betas, numbers, *moves
+            gradients = [with_infinity(g) for g in gradients] if step == 0 else gradients
+            rates = 0.5 + step, step == 0, betas, numbers, *moves
             bounded = kernels.zero_one_local(
                 partition, parameters, gradients, *state, first, *rates
             )
@@ -125,6 +126,12 @@ def zero_one_steps(kernels, worker):
         bounded = kernels.zero_one_sync(partition, parameters, *vectors, *moves)
         written += copies(payload, scales, vector, bounded, state[0], *worker.parameters)
     return written
+
+
+def with_infinity(g):
+    g = g.clone()
+    g.view(-1)[::5], g.view(-1)[1::5] = math.inf, math.nan
+    return g
 
 
 def copies(*tensors):

@@ -522,6 +522,7 @@ def zero_one_local(
     variance: Tensor,
     anchor: Tensor | None,
     factor: float,
+    only_finite: bool,
     beta1s: Numbers,
     rates: Numbers,
     decays: Numbers,
@@ -531,7 +532,7 @@ def zero_one_local(
 ) -> Tensor:
     """A step of 0/1 Adam that sends nothing, in place.
 
-        g = factor g where v > 0, else 0
+        g = factor g where v > 0 and, if `only_finite`, it is finite, else 0
         m <- beta1 m + (1 - beta1) g        u <- u + rate m
         x <- decay x - move, where move = (step m) / (sqrt(v) + eps) within +-limit, 0 where m is
 
@@ -545,6 +546,8 @@ def zero_one_local(
     Returns the number of elements whose move was beyond the limit, int64 [].
     """
     g = combine(partition, Terms(gradients, [factor] * len(gradients)), variance.dtype)
+    if only_finite:
+        g.masked_fill_(~g.isfinite(), 0)
     moves = torch.empty_like(momentum)
     for i, at in enumerate(_slices(partition, [None] * len(gradients))):
         zero_one_momentum(momentum[at], g[at], variance[at], beta1s[i])

@@ -16,6 +16,7 @@ from onebit.kernels.torch_ops import (
     zero_one_momentum,
     zero_one_variance,
 )
+from onebit.optim.agreement import unscaling
 from onebit.optim.bounded_steps import BoundedSteps
 from onebit.optim.bucket import Bucket, Group
 from onebit.optim.freeze import large_steps, raise_to_floor, small_variance
@@ -72,9 +73,9 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
     parameters, which a sync computes from those of the last sync.
 
     A coordinate whose v is zero takes no part until v is updated there; a warning tells if one gets
-    a gradient once v is frozen. In a step without exchange each rank clips by its own norm, and a
-    gradient that is not finite counts as zero. Groups with compress=False are averaged exactly at
-    every step.
+    a gradient once v is frozen. In a step without exchange each rank clips by its own norm, and
+    elements of its gradient that are not finite count as zero, or all of them if it clips, uses a
+    GradScaler or has groups with compress=False. Those are averaged exactly at every step.
 
     Args: as `DistributedAdam`, and
         variance_freeze_step: the last step that may update the variance; the last of the
@@ -188,6 +189,14 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
     def _meets_next(self) -> bool:
         return self._run.sets.syncs_at(self.steps + 1)
 
+    def _own_factor(self) -> float:
+        """Without clipping no norm is needed: a local step leaves out what is not finite itself."""
+        exact = any(not bucket.compress for bucket in self._run.buckets)
+        if self.max_grad_norm is not None or exact:
+            return super()._own_factor()
+        unscale = unscaling(self)
+        return 0.0 if math.isnan(unscale) else unscale
+
     def _count_step(self) -> None:
         super()._count_step()
         run = self._run
@@ -241,6 +250,7 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
             bucket.variance,
             bucket.anchor if is_first else None,
             weight,
+            self.check_finite,
             bucket.per_tensor(lambda group: group["betas"][0]),
             bucket.per_tensor(self._rate),
             *self._moves(

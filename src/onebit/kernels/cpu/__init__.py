@@ -139,6 +139,7 @@ def zero_one_local(
     variance: Tensor,
     anchor: Tensor | None,
     factor: float,
+    only_finite: bool,
     beta1s: Numbers,
     rates: Numbers,
     decays: Numbers,
@@ -154,6 +155,7 @@ def zero_one_local(
     task.numbers(weights=weights, beta1s=beta1s, rest1s=rests, rates=rates)
     task.numbers(decays=decays, steps=steps, epsilons=epsilons, limits=limits)
     task.set(momentum=momentum, accumulator=accumulator, vector=variance)
+    task.set(only_finite=int(only_finite))
     return _moved(cpu_loops.zero_one_local, task, parameters, values, anchor)
 
 

@@ -28,6 +28,7 @@ from onebit.kernels.cpu.vectors import (
     count_ones,
     fence,
     fetch_and_increment,
+    finite_bits,
     greater,
     load,
     load_vector,
@@ -83,7 +84,7 @@ TASK = np.dtype(
         # ratio is that of the roots
         *(("before", MESSAGE), ("fresh", np.int64), ("largest", np.int64), ("of_roots", np.int64)),
         # of 0/1 Adam: the parameters' addresses beside the gradients' in `tensors`; T
-        *_integers("parameters", "accumulator", "anchor", "rates", "path_totals"),
+        *_integers("parameters", "accumulator", "anchor", "rates", "path_totals", "only_finite"),
     ]
 )
 
@@ -468,13 +469,16 @@ def zero_one_local_blocks(T, task, block, b, padded, ones):
     above, below = splat(limit), splat(-limit)
     start = block.start * size_of(T)
     momentum, path, variance = task.momentum + start, task.accumulator + start, task.vector + start
+    taken_anyway = np.uint64(0) if task.only_finite else ~np.uint64(0)
     for i in range(0, block.length, LANES):
         at = i * size_of(T)
         look_ahead(T, g + at)
         look_ahead(T, variance + at)
         look_ahead(T, path + at)
         v = load_vector(T, variance + at)
-        own = select(greater(v, zero), load_vector(T, g + at) * weight, zero)
+        own = load_vector(T, g + at) * weight
+        taken = greater(v, zero) & (finite_bits(own) | taken_anyway)
+        own = select(taken, own, zero)
         m = load_vector(T, momentum + at) * beta + own * rest
         store(momentum + at, m)
         store(path + at, load_vector(T, path + at) + m * rate)

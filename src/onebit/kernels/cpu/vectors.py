@@ -238,6 +238,18 @@ def nan_bits(typing, x):
 
 
 @intrinsic
+def finite_bits(typing, x):
+    """Bits: x is neither NaN nor infinite."""
+    compare = _comparison("fcmp_ordered", "==")
+
+    def generate(context, builder, signature, args):
+        difference = builder.fsub(args[0], args[0])  # 0, or NaN
+        return compare(context, builder, signature, (difference,))
+
+    return BITS(x), generate
+
+
+@intrinsic
 def count_ones(typing, bits):
     """The number of bits that are 1."""
 
