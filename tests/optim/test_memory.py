@@ -73,6 +73,13 @@ def test_1_bit_lamb_stores_the_fresh_variance_besides():
         assert all(value <= 12.3 + 4 / size for value in found[2:]), found
 
 
+def test_0_1_adam_stores_momentum_and_way_and_last_sync_besides():
+    """12 bytes an element more than 1-bit Adam; no flat gradient once the variance is frozen."""
+    make, size = partial(onebit.ZeroOneAdam, variance_freeze_step=2, local_step_scaler=2), 2
+    for found in BACKENDS["gloo"](size, state_bytes, make, False):
+        assert all(value <= 20.3 + 4 / size for value in found[2:]), found
+
+
 def test_overlap_keeps_the_errors_twice():
     """Out of place: 4 + 4/W more."""
     size, make = 4, partial(onebit.OneBitAdam, warmup=2, overlap=True)
