@@ -13,7 +13,7 @@ from onebit.comm.base import Communicator, Parts
 
 # Bytes of a message of `all_reduce_in_place`, and how many of a rank's are under way: what has come
 # is added while it is still in a cache.
-PIECE = 2**20
+PIECE = 2**21
 DEPTH = 4
 FIRST_TAG = 2**30  # of this package's messages over gloo; tags have 31 bits
 

@@ -394,8 +394,9 @@ def _slices(partition, tensors):
     ]
 
 
-# ---- LAMB and 0/1 Adam, in plain torch on every device. Tensors are T; each number is a Python
-# ---- float, or T [n / ALIGNMENT, 1] for vectors viewed as [n / ALIGNMENT, ALIGNMENT].
+# ---- LAMB and 0/1 Adam: formulas, in plain torch on every device, whose tensors are T and whose
+# ---- numbers are Python floats, or T [n / ALIGNMENT, 1] for vectors viewed as [n / ALIGNMENT,
+# ---- ALIGNMENT]; and the kernels that are made of them, which only the CPU has compiled.
 
 
 def lamb_moments(

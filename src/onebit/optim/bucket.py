@@ -202,22 +202,17 @@ class Bucket:
 
         A part is the gradient of a tensor where it is, if it has the vector's type and order.
         """
-        in_place = [
-            g is not None and g.dtype == self.dtype and g.is_contiguous() and g.numel() > 0
-            for g in self.gradients()
-        ]
         if self._gradient is None:
             self._gradient = self._zeros()
         parts = []
-        for p, view, start, found in zip(
-            self.params, self.layout.views(self._gradient), self.layout.starts, in_place
-        ):
-            if found:
-                parts.append((start, p.grad.detach().view(-1)))
-            elif p.grad is None:
+        views = zip(self.gradients(), self.layout.views(self._gradient), self.layout.starts)
+        for g, view, start in views:
+            if g is None:
                 view.zero_()
+            elif g.dtype == self.dtype and g.is_contiguous() and g.numel():
+                parts.append((start, g.detach().view(-1)))
             else:
-                view.copy_(p.grad)
+                view.copy_(g)
         return self._gradient, parts
 
     def drop_gradient(self) -> None:

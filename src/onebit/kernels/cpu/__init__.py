@@ -1,8 +1,8 @@
 """The kernels for the CPU, compiled by numba: the bits of `torch_ops` in one pass over the memory.
 
 The docstrings of `torch_ops` define the functions. Here each fills in a record, the task, with the
-addresses of all arrays; `loops` has the compiled loops that work on it, and `vectors` what those
-are made of.
+addresses of all arrays; `loops` and `family` have the compiled loops that work on it, and `task`
+and `vectors` what those are made of.
 
 The loops run on torch's own threads. torch keeps a team of OpenMP threads, which wait actively for
 milliseconds after every operation; threads of our own would compete with them for the cores. numba

@@ -16,202 +16,54 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from numba import cfunc, njit
+from numba import cfunc
 from numba.core import event
 
 from onebit import layout
+from onebit.kernels.cpu import family as cpu_family
+from onebit.kernels.cpu import task as cpu_task
 from onebit.kernels.cpu import vectors as cpu_vectors
+from onebit.kernels.cpu.family import (
+    compress_path_blocks,
+    finish_largest,
+    lamb_follow_blocks,
+    zero_one_local_blocks,
+    zero_one_sync_blocks,
+)
+from onebit.kernels.cpu.task import (
+    ROW,
+    ROW_BYTES,
+    TASK,
+    address_of,
+    bits_at,
+    bounded_move,
+    compensate,
+    elements_at,
+    inner,
+    look_ahead,
+    mask_at,
+    named,
+    over_blocks,
+    padded_at,
+    scale_at,
+    write_back,
+)
 from onebit.kernels.cpu.vectors import (
     LANES,
     add_halves,
     add_squares,
     count_ones,
-    fence,
-    fetch_and_increment,
-    finite_bits,
-    greater,
     load,
     load_vector,
-    nan_bits,
     nonzero_bits,
     pointer,
-    prefetch,
     record,
     select,
-    sign_bits,
     size_of,
     splat,
     square_root,
     store,
-    store_past_caches,
 )
-from onebit.layout import BLOCK, Column
-
-
-def _integers(*names):
-    return [(name, np.int64) for name in names]
-
-
-ROW = np.dtype(_integers(*(column.name.lower() for column in Column)))  # of the table of blocks
-ROW_BYTES = ROW.itemsize
-# a payload; `pieces` are those of one row, the other fields are as in `torch_ops`
-MESSAGE = np.dtype(_integers("address", "row_elements", "row_bytes", "pieces"))
-# Everything that is neither a count nor a message is an address. Addresses that a function does not
-# use may be 0.
-TASK = np.dtype(
-    [
-        # the number of equal ranges of blocks, and the next range that no thread has taken
-        *_integers("next_part", "parts"),
-        # the partition
-        *_integers("block_count", "blocks", "mask"),
-        *_integers("group_count", "counts", "piece_count", "piece_groups"),
-        # int64: the tensors' addresses, or 0 for None
-        *_integers("tensor_count", "tensors"),
-        # T, for each tensor and the tail
-        *_integers("weights", "betas"),
-        # T, for each tensor; a rest is 1 - beta
-        *_integers("decays", "steps", "epsilons", "limits", "roots"),
-        *_integers("beta1s", "rest1s", "beta2s", "rest2s"),
-        # T; `vector` is c or v
-        *_integers("vector", "scales", "out", "new_scales", "gradient", "momentum"),
-        # for each block: the sum of squares, float64; int64: the masked elements that are not 0,
-        # and those whose move was beyond the limit
-        *_integers("sums", "late", "bounded"),
-        # float64 [2]: the totals of these two
-        *_integers("totals"),
-        *(("incoming", MESSAGE), ("row_count", np.int64), ("outgoing", MESSAGE)),
-        # of 1-bit LAMB: the momentum before; v_fresh and each block's largest ratio, T; whether the
-        # ratio is that of the roots
-        *(("before", MESSAGE), ("fresh", np.int64), ("largest", np.int64), ("of_roots", np.int64)),
-        # of 0/1 Adam: the parameters' addresses beside the gradients' in `tensors`; T
-        *_integers("parameters", "accumulator", "anchor", "rates", "path_totals", "only_finite"),
-    ]
-)
-
-LINE = 64  # bytes of a cache line
-AHEAD = 4096  # bytes, a page
-
-# No option, here or below, allows the compiler to reorder or fuse floating-point operations.
-inner = njit(error_model="numpy")
-
-
-def named(name, function):
-    """`function` under the name that its compiled code has in numba's cache and in the process.
-
-    Names must be unique: of two functions with one name, one would run in place of the other.
-    """
-    function.__qualname__ = name
-    return function
-
-
-# ---- messages and blocks
-
-
-@inner
-def bits_at(message, start):
-    """Address of the bits of elements start, start + 1, ...; start is a multiple of ALIGNMENT."""
-    return (
-        message.address
-        + start // message.row_elements * message.row_bytes
-        + start % message.row_elements // 8
-    )
-
-
-@inner
-def scale_at(T, message, piece):
-    """Address of the scale of a piece."""
-    row, i = piece // message.pieces, piece % message.pieces
-    return message.address + row * message.row_bytes + message.row_elements // 8 + i * size_of(T)
-
-
-@inner
-def address_of(array):
-    return np.int64(array.ctypes.data)
-
-
-@inner
-def mask_at(task, block, ones):
-    """Address of the mask's bits for a block; of `ones` if all its elements are active."""
-    return address_of(ones) if block.full else task.mask + block.start // 8
-
-
-@inner
-def elements_at(T, task, block, tensors):
-    """Address of a block's elements in its tensor; 0 if there are none.
-
-    tensors: address of the tensors' addresses.
-    """
-    tensor = pointer(np.int64, tensors)[block.group] if block.group < task.tensor_count else 0
-    return tensor + block.offset * size_of(T) if tensor != 0 and block.real > 0 else 0
-
-
-@inner
-def padded_at(T, task, block, tensors, padded):
-    """As `elements_at`, but with all LENGTH elements, padding being 0.
-
-    A block with padding is copied to `padded`, T [BLOCK].
-    """
-    elements = elements_at(T, task, block, tensors)
-    if elements != 0 and block.real == block.length:
-        return elements
-    padded[: block.length] = 0
-    if elements != 0:
-        for i in range(block.real):
-            padded[i] = pointer(T, elements)[i]
-    return address_of(padded)
-
-
-@inner
-def look_ahead(T, address):
-    """Ask for the Vector that follows AHEAD bytes after this one.
-
-    A processor's own prefetching ends at the end of a page; measured: up to a quarter of the time.
-    """
-    for line in range(0, LANES * size_of(T), LINE):
-        prefetch(address + AHEAD + line)
-
-
-@inner
-def overwrite(address, x):
-    """Write a Vector over memory that is not read."""
-    if address % LINE == 0:
-        store_past_caches(address, x)
-    else:
-        store(address, x)
-
-
-@inner
-def write_back(T, block, x, elements):
-    """Copy what was changed at x back to the block's elements in its tensor, if x is a copy."""
-    if elements != 0 and x != elements:
-        for i in range(block.real):
-            pointer(T, elements)[i] = pointer(T, x)[i]
-
-
-def over_blocks(work):
-    """Turn work on one block into a loop over all blocks that no other thread has taken.
-
-    work(T, task, block, its number, padded, ones) -> loop(T, address of the task)
-    """
-    work = inner(work)
-
-    def loop(T, address):
-        task, padded, ones = (
-            record(TASK, address),
-            np.empty(2 * BLOCK, T),
-            np.full(BLOCK // 8, 255, np.uint8),
-        )
-        while True:
-            part = fetch_and_increment(address)
-            if part >= task.parts:
-                return
-            for b in range(
-                task.block_count * part // task.parts, task.block_count * (part + 1) // task.parts
-            ):
-                work(T, task, record(ROW, task.blocks + b * ROW_BYTES), b, padded, ones)
-
-    return inner(named(f"loop_of_{work.__name__}", loop))
-
 
 # ---- the work on one block
 
@@ -227,21 +79,6 @@ def measure_blocks(T, task, block, b, padded, ones):
         if not block.full:
             late += count_ones(nonzero_bits(x) & ~load(np.uint64, mask + i // 8))
     pointer(np.float64, task.sums)[b], pointer(np.int64, task.late)[b] = add_halves(lanes), late
-
-
-@inner
-def compensate(T, z, vector, plus, minus, active, out, signs, lanes):
-    """One Vector of the lazy error: c = z + e where active, else 0; `lanes` plus the squares of c.
-
-    e is the last c, at the address `vector`, minus its scale times its sign; plus and minus are
-    that scale and its negative. c is written to the address `out`, its signs to `signs`.
-    """
-    look_ahead(T, vector)
-    last = load_vector(T, vector)
-    c = select(active, z + (last - select(sign_bits(last), plus, minus)), splat(T(0)))
-    store(out, c)
-    store(signs, sign_bits(c))
-    return add_squares(lanes, c)
 
 
 @over_blocks
@@ -323,14 +160,6 @@ def average_blocks(T, task, block, b, padded, ones):
     pointer(np.float64, task.sums)[b] = add_halves(lanes)
 
 
-@inner
-def bounded_move(move, above, below, active):
-    """(moves brought into the limits, how many of those that are active were beyond)"""
-    over, under = greater(move, above), greater(below, move)
-    move = select(over, above, select(under, below, move))
-    return move, count_ones((over | under) & active)
-
-
 @over_blocks
 def update_blocks(T, task, block, b, padded, ones):
     elements = elements_at(T, task, block, task.tensors)
@@ -404,186 +233,7 @@ def adam_blocks(T, task, block, b, padded, ones):
     write_back(T, block, x, elements)
 
 
-@over_blocks
-def compress_path_blocks(T, task, block, b, padded, ones):
-    g, mask, signs = (
-        padded_at(T, task, block, task.tensors, padded),
-        mask_at(task, block, ones),
-        bits_at(task.outgoing, block.start),
-    )
-    weight, beta, rest, rate, total = (
-        pointer(T, task.weights)[block.group],
-        pointer(T, task.beta1s)[block.group],
-        pointer(T, task.rest1s)[block.group],
-        pointer(T, task.rates)[block.group],
-        pointer(T, task.path_totals)[block.group],
-    )
-    scale, lanes = pointer(T, task.scales)[block.group], splat(0.0)
-    plus, minus = splat(scale), splat(-scale)
-    start = block.start * size_of(T)
-    for i in range(0, block.length, LANES):
-        byte, at = i // 8, i * size_of(T)
-        look_ahead(T, g + at)
-        look_ahead(T, task.momentum + start + at)
-        m = load_vector(T, task.momentum + start + at) * splat(beta)
-        z = m + load_vector(T, g + at) * splat(weight) * splat(rest)
-        if total != 0:
-            u = z * splat(rate)
-            if task.accumulator != 0:
-                look_ahead(T, task.accumulator + start + at)
-                u = load_vector(T, task.accumulator + start + at) + u
-            z = u / splat(total)
-        lanes = compensate(
-            T,
-            z,
-            task.vector + start + at,
-            plus,
-            minus,
-            load(np.uint64, mask + byte),
-            task.out + start + at,
-            signs + byte,
-            lanes,
-        )
-    pointer(np.float64, task.sums)[b] = add_halves(lanes)
-
-
-@over_blocks
-def zero_one_local_blocks(T, task, block, b, padded, ones):
-    if block.group >= task.tensor_count:
-        return
-    g = padded_at(T, task, block, task.tensors, padded)
-    elements = elements_at(T, task, block, task.parameters)
-    x = padded_at(T, task, block, task.parameters, padded[BLOCK:]) if elements != 0 else elements
-    weight, zero = splat(pointer(T, task.weights)[block.group]), splat(T(0))
-    beta, rest, rate = (
-        splat(pointer(T, task.beta1s)[block.group]),
-        splat(pointer(T, task.rest1s)[block.group]),
-        splat(pointer(T, task.rates)[block.group]),
-    )
-    decay, step, eps = (
-        splat(pointer(T, task.decays)[block.group]),
-        splat(pointer(T, task.steps)[block.group]),
-        splat(pointer(T, task.epsilons)[block.group]),
-    )
-    limit, bounded = pointer(T, task.limits)[block.group], 0
-    above, below = splat(limit), splat(-limit)
-    start = block.start * size_of(T)
-    momentum, path, variance = task.momentum + start, task.accumulator + start, task.vector + start
-    taken_anyway = np.uint64(0) if task.only_finite else ~np.uint64(0)
-    for i in range(0, block.length, LANES):
-        at = i * size_of(T)
-        look_ahead(T, g + at)
-        look_ahead(T, variance + at)
-        look_ahead(T, path + at)
-        v = load_vector(T, variance + at)
-        own = load_vector(T, g + at) * weight
-        taken = greater(v, zero) & (finite_bits(own) | taken_anyway)
-        own = select(taken, own, zero)
-        m = load_vector(T, momentum + at) * beta + own * rest
-        store(momentum + at, m)
-        store(path + at, load_vector(T, path + at) + m * rate)
-        if elements != 0:
-            before = load_vector(T, x + at)
-            if task.anchor != 0:
-                store(task.anchor + start + at, before)
-            move = m * step
-            moves = nonzero_bits(move)
-            move, beyond = bounded_move(move / (square_root(v) + eps), above, below, moves)
-            store(x + at, before * decay - select(moves, move, zero))
-            bounded += beyond
-    pointer(np.int64, task.bounded)[b] = bounded
-    write_back(T, block, x, elements)
-
-
-@over_blocks
-def zero_one_sync_blocks(T, task, block, b, padded, ones):
-    if block.group >= task.tensor_count:
-        return
-    elements = elements_at(T, task, block, task.tensors)
-    x = padded_at(T, task, block, task.tensors, padded) if elements != 0 else elements
-    mask, signs = mask_at(task, block, ones), bits_at(task.incoming, block.start)
-    received = load(T, scale_at(T, task.incoming, block.piece))
-    step_m = received * pointer(T, task.steps)[block.group]
-    moving = np.uint64(0) if step_m == 0 else ~np.uint64(0)
-    m_plus, m_minus, plus, minus = splat(received), splat(-received), splat(step_m), splat(-step_m)
-    decay, eps, zero = (
-        splat(pointer(T, task.decays)[block.group]),
-        splat(pointer(T, task.epsilons)[block.group]),
-        splat(T(0)),
-    )
-    limit, bounded = pointer(T, task.limits)[block.group], 0
-    above, below = splat(limit), splat(-limit)
-    start = block.start * size_of(T)
-    source = x if task.anchor == 0 else task.anchor + start
-    for i in range(0, block.length, LANES):
-        byte, at = i // 8, i * size_of(T)
-        look_ahead(T, task.vector + start + at)
-        active, bits = load(np.uint64, mask + byte), load(np.uint64, signs + byte)
-        overwrite(task.momentum + start + at, select(active, select(bits, m_plus, m_minus), zero))
-        if elements != 0:
-            look_ahead(T, source + at)
-            active = active & moving
-            move = select(bits, plus, minus) / (
-                square_root(load_vector(T, task.vector + start + at)) + eps
-            )
-            move, beyond = bounded_move(move, above, below, active)
-            store(x + at, load_vector(T, source + at) * decay - select(active, move, zero))
-            bounded += beyond
-    pointer(np.int64, task.bounded)[b] = bounded
-    fence()
-    write_back(T, block, x, elements)
-
-
-@over_blocks
-def lamb_follow_blocks(T, task, block, b, padded, ones):
-    if block.group >= task.tensor_count:
-        return
-    mask, signs, last_signs = (
-        mask_at(task, block, ones),
-        bits_at(task.incoming, block.start),
-        bits_at(task.before, block.start),
-    )
-    beta1, beta2 = pointer(T, task.beta1s)[block.group], pointer(T, task.beta2s)[block.group]
-    z = load(T, scale_at(T, task.incoming, block.piece))
-    m = load(T, scale_at(T, task.before, block.piece)) * beta1
-    # g^2 has only two values: where the momentum's sign is the same as before, and where not
-    kept, turned = (z - m) / (T(1) - beta1), (z + m) / (T(1) - beta1)
-    same = splat((T(1) - beta2) * kept * kept)
-    other = splat((T(1) - beta2) * turned * turned)
-    decay, eps, zero = splat(beta2), splat(pointer(T, task.epsilons)[block.group]), splat(T(0))
-    lowest = splat(T(-np.inf))
-    largest = lowest
-    start = block.start * size_of(T)
-    for i in range(0, block.length, LANES):
-        byte, at = i // 8, start + i * size_of(T)
-        look_ahead(T, task.vector + at)
-        look_ahead(T, task.fresh + at)
-        v = load_vector(T, task.vector + at)
-        turns = load(np.uint64, signs + byte) ^ load(np.uint64, last_signs + byte)
-        added = select(load(np.uint64, mask + byte), select(turns, other, same), zero)
-        fresh = load_vector(T, task.fresh + at) * decay + added
-        store(task.fresh + at, fresh)
-        if task.of_roots:
-            ratio = (square_root(v) + eps) / (square_root(fresh) + eps)
-        else:
-            ratio = v / fresh
-        ratio = select(greater(v, zero), ratio, lowest)
-        largest = select(greater(ratio, largest) | nan_bits(ratio), ratio, largest)
-    store(address_of(padded), largest)
-    pointer(T, task.largest)[b] = largest_of(padded[:LANES])
-
-
 # ---- after all blocks
-
-
-@inner
-def largest_of(numbers):
-    """The largest; NaN if one is NaN."""
-    largest = numbers[0]
-    for x in numbers:
-        if x > largest or x != x:
-            largest = x
-    return largest
 
 
 @inner
@@ -639,24 +289,12 @@ def finish_message(T, task):
         )
 
 
-@inner
-def finish_largest(T, task):
-    """The largest of each group, T [groups], from those of the blocks; -inf without blocks."""
-    largest = pointer(T, task.new_scales)
-    for group in range(task.group_count):
-        largest[group] = T(-np.inf)
-    for b in range(task.block_count):
-        group, x = record(ROW, task.blocks + b * ROW_BYTES).group, pointer(T, task.largest)[b]
-        if x > largest[group] or x != x:
-            largest[group] = x
-
-
 # ---- C functions of a task's address, for float32 and float64, compiled on first use
 
 
 # numba's cache notices changes of this file only, so that the names carry those of the others.
 _OTHER_FILES = hashlib.sha256(
-    "".join(map(inspect.getsource, (layout, cpu_vectors))).encode()
+    "".join(map(inspect.getsource, (layout, cpu_vectors, cpu_task, cpu_family))).encode()
 ).hexdigest()[:8]
 
 
