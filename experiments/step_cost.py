@@ -5,7 +5,8 @@
                                                 need 16 GB of memory
 
 The rivals are all_reduce and torch's fused Adam. This is the case that suits compression least: a
-message between two processes of one machine costs hardly more than a copy.
+message between two processes of one machine costs hardly more than a copy. At one size the steps of
+the rest of the family are timed too, each beside the step that it should cost about as much as.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from onebit import OneBitAdam
+from onebit import DistributedAdam, OneBitAdam, OneBitLamb, ZeroOneAdam
 from onebit.comm import Communicator
 from onebit.lab.bench.bars import Bar
 from onebit.lab.bench.drawing import (
@@ -51,14 +52,28 @@ LABELS = {
     "onebit_unchecked": "1-bit Adam, check_finite=False",
 }
 
+# The rest of the family: contender -> what its time is divided by.
+FAMILY = {
+    "fused_adam": RIVAL,  # torch's, without all_reduce
+    "exact": RIVAL,  # a step of 1-bit Adam's warm-up, which is DistributedAdam's
+    "zero_one_local": "fused_adam",  # a step of 0/1 Adam that sends nothing
+    "zero_one_sync": "onebit",  # a step of 0/1 Adam after which it syncs, as after every step
+    "onebit_lamb": "onebit",  # a compressed step
+}
+FAMILY_SIZE = 16 * M
+
 # Written before any run. Ratios of medians in one run.
 BARS = tuple(
     Bar(contender, "ratio", at_most, {"n": n, "workers": 2, "tensors": 1})
     for contender, n, at_most in (
         ("onebit", M, 1.2),
-        ("onebit", 16 * M, 0.55),
-        ("onebit", 64 * M, 0.45),
+        ("onebit", 16 * M, 0.40),
+        ("onebit", 64 * M, 0.33),
         ("onebit_unchecked", 16 * M, 0.45),
+        ("exact", FAMILY_SIZE, 1.05),
+        ("zero_one_local", FAMILY_SIZE, 1.1),
+        ("zero_one_sync", FAMILY_SIZE, 1.3),
+        ("onebit_lamb", FAMILY_SIZE, 2.0),
     )
 )
 
@@ -97,22 +112,18 @@ def parameters_of(gradients: list[Tensor]) -> list[torch.nn.Parameter]:
 
 
 def contenders(
-    shapes: list[tuple[int, ...]], communicator: Communicator, seed: int
-) -> tuple[dict[str, Callable], dict[str, OneBitAdam]]:
+    shapes: list[tuple[int, ...]], communicator: Communicator, seed: int, with_family: bool
+) -> tuple[dict[str, Callable], dict[str, DistributedAdam]]:
     """(name -> a whole step, name -> our optimizers).
 
     All contenders have the same gradients; rank r's own come from seed + r.
     """
     flat, gradients = gradient_of(shapes, seed + communicator.rank)
-    ours = {
-        "onebit": OneBitAdam(parameters_of(gradients), warmup=1, communicator=communicator),
-        "onebit_unchecked": OneBitAdam(
-            parameters_of(gradients), warmup=1, check_finite=False, communicator=communicator
-        ),
-    }
-    for optimizer in ours.values():  # before the rival, which averages the gradients in place
-        optimizer.step()
-        assert optimizer.phase == "compressed"
+    ours = optimizers(gradients, communicator, with_family)
+    for name, optimizer in ours.items():  # before the rival, which averages the gradients in place
+        for _ in range(LOCAL_FROM if name == "zero_one_local" else 1):
+            optimizer.step()
+        assert optimizer.phase == ("warmup" if name == "exact" else "compressed")
     adam = torch.optim.Adam(parameters_of(gradients), fused=True)
 
     def allreduce_adam() -> None:
@@ -120,26 +131,54 @@ def contenders(
         flat.div_(communicator.size)
         adam.step()
 
-    return {RIVAL: allreduce_adam} | {
-        name: optimizer.step for name, optimizer in ours.items()
-    }, ours
+    made: dict[str, Callable] = {RIVAL: allreduce_adam}
+    if with_family:
+        made["fused_adam"] = torch.optim.Adam(parameters_of(gradients), fused=True).step
+    return made | {name: optimizer.step for name, optimizer in ours.items()}, ours
 
 
-def sent(name: str, ours: dict[str, OneBitAdam], elements: int, ranks: int) -> int:
+LOCAL_FROM = 40  # the step from which syncs of `zero_one_local`, each twice as late, are rare
+
+
+def optimizers(
+    gradients: list[Tensor], communicator: Communicator, with_family: bool
+) -> dict[str, DistributedAdam]:
+    """Our contenders by name, before their first step."""
+
+    def make(kind: type[DistributedAdam], **options: object) -> DistributedAdam:
+        return kind(parameters_of(gradients), communicator=communicator, **options)
+
+    ours = {
+        "onebit": make(OneBitAdam, warmup=1),
+        "onebit_unchecked": make(OneBitAdam, warmup=1, check_finite=False),
+    }
+    if not with_family:
+        return ours
+    local = {"local_step_scaler": 1, "local_step_clipper": 2**20}
+    return ours | {
+        "exact": make(DistributedAdam),
+        "zero_one_local": make(ZeroOneAdam, variance_freeze_step=1, **local),
+        "zero_one_sync": make(ZeroOneAdam, variance_freeze_step=1, local_step_clipper=1),
+        "onebit_lamb": make(OneBitLamb, warmup=1),
+    }
+
+
+def sent(name: str, ours: dict[str, DistributedAdam], elements: int, ranks: int) -> int:
     """Bytes that leave a rank in a step."""
-    if name == RIVAL:
-        return 2 * (ranks - 1) * 4 * elements // ranks
-    return ours[name].communication.last_step.bytes_sent
+    if name in ours:
+        return ours[name].communication.last_step.bytes_sent
+    return 2 * (ranks - 1) * 4 * elements // ranks if name == RIVAL else 0
 
 
 def measure_as_rank(
     communicator: Communicator, turn: object, cases: list, options: argparse.Namespace, path: Path
 ) -> None:
     """What every rank does; rank 0 writes the rows."""
-    warnings.filterwarnings("ignore", "the variance is frozen|.*had so little gradient")
+    warnings.filterwarnings("ignore", "the variance is frozen|only 1 coefficients|.*same norm")
     rows = []
     for shapes in cases:
-        made, ours = contenders(shapes, communicator, options.seed)
+        with_family = shapes == [(options.family,)]
+        made, ours = contenders(shapes, communicator, options.seed, with_family)
         timings = alternate(made, options.rounds, pace=InStep())
         n = sum(map(prod, shapes))
         for name in made:
@@ -151,11 +190,13 @@ def measure_as_rank(
                 "workers": communicator.size,
             }
             setting["bytes_sent"] = sent(name, ours, n, communicator.size)
-            rows.append({**setting, **timings.summary(name, RIVAL)})
+            rows.append({**setting, **timings.summary(name, FAMILY.get(name, RIVAL))})
         if communicator.rank == 0:
+            ratios = ", ".join(
+                f"{row['contender']} {row['ratio']:.2f}" for row in rows[-len(made) :]
+            )
             print(
-                f"W = {communicator.size}, {size_text(n)}, {len(shapes)} tensors: "
-                f"ratio {rows[-2]['ratio']:.2f}",
+                f"W = {communicator.size}, {size_text(n)}, {len(shapes)} tensors: {ratios}",
                 flush=True,
             )
         del made, ours
@@ -189,7 +230,8 @@ def plot(rows: pd.DataFrame) -> figures.Drawing:
         ratio = panels[len(ranks) + i]
         draw_panel(ratio, chosen, ("ratio", "ratio_low", "ratio_high"))
         for bar in BARS:
-            if bar.where["workers"] == count and bar.row(rows) is not None:
+            of_curve = bar.where["workers"] == count and bar.contender in LABELS
+            if of_curve and bar.row(rows) is not None:
                 draw_bar(ratio, bar.where["n"], bar.at_most, list(LABELS).index(bar.contender))
         title = f"Against all_reduce and fused Adam, W = {count}"
         ratio.set(title=title, ylabel="ratio of times", yscale="log")
@@ -226,7 +268,8 @@ def note(rows: pd.DataFrame, facts: dict) -> str:
         "W processes on one machine, exchanging over gloo, each with one thread; all start a step "
         "together and the time is that of the slowest. Lines: one fp32 tensor; hollow: "
         f"{many.tensors} tensors of a BERT, {size_text(many.n)} elements in all. A heavy dash with "
-        "an arrow is a bar, set before the runs, that the curve of its colour must be under."
+        "an arrow is a bar, set before the runs, that the curve of its colour must be under. The "
+        "CSV has the rest of the family besides."
     )
 
 
@@ -235,6 +278,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     count = {"type": positive(int), "nargs": "+"}
     parser.add_argument("--sizes", default=SIZES, help="elements of the one tensor", **count)
     parser.add_argument("--ranks", default=RANKS, help="W, each W in turn", **count)
+    parser.add_argument(
+        "--family",
+        type=positive(int),
+        default=FAMILY_SIZE,
+        help="elements of the one tensor at which the whole family is timed, one of --sizes",
+    )
     parser.add_argument(
         "--bert",
         type=positive(int),
@@ -249,8 +298,8 @@ MEASUREMENT = SpeedMeasurement(
     name="step_cost",
     description=__doc__,
     add_options=add_options,
-    quick={"sizes": (2**12,), "bert": (1, 8), "rounds": 1},
-    recorded=("sizes", "ranks", "bert", "rounds", "seed"),
+    quick={"sizes": (2**12,), "family": 2**12, "bert": (1, 8), "rounds": 1},
+    recorded=("sizes", "ranks", "family", "bert", "rounds", "seed"),
     measure=measure,
     plot=plot,
     note=note,

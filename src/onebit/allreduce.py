@@ -11,19 +11,16 @@ import torch
 from torch import Generator, Tensor
 
 from onebit.comm import Communicator
+from onebit.comm.base import Parts
 from onebit.compression import Compressor, Sign
 from onebit.kernels.torch_ops import Terms
 from onebit.layout import Layout, Partition
-
-# Bytes of one all_reduce. glibc returns buffers of 32 MB and more to the system, and to get fresh
-# memory each time costs more than to fill it.
-PIECE = 24 * 2**20
 
 
 class ExactAllreduce:
     """The uncompressed mean over the ranks, which takes the place of the vector.
 
-    2 (W - 1) / W of the vector's bytes leave each rank. It travels in pieces.
+    2 (W - 1) / W of the vector's bytes leave each rank.
 
     Args:
         communicator: see `onebit.comm`.
@@ -34,11 +31,10 @@ class ExactAllreduce:
         self.communicator = communicator
         self.wire_dtype = wire_dtype
 
-    def allreduce(self, x: Tensor) -> Tensor:
-        """The mean of x over the ranks, in x itself."""
-        for piece in x.split(PIECE // x.itemsize):
-            piece.copy_(self.communicator.all_reduce(piece, wire_dtype=self.wire_dtype))
-        return x
+    def allreduce(self, x: Tensor, parts: Parts = ()) -> Tensor:
+        """The mean of x over the ranks, in x itself; `parts` of it may still be elsewhere, see
+        `Communicator.all_reduce_in_place`."""
+        return self.communicator.all_reduce_in_place(x, self.wire_dtype, parts)
 
 
 class CompressedAllreduce:

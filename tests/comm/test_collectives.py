@@ -1,8 +1,10 @@
 """Threads, gloo and MPI give the same bytes and bits, and count what they promise."""
 
 import functools
+import math
 import time
 from fractions import Fraction
+from itertools import product
 from unittest import mock
 
 import pytest
@@ -12,7 +14,7 @@ from helpers.cases import more
 from helpers.launch import BACKENDS, run_gloo, run_mpi, run_threads
 from helpers.messages import message, numbers
 
-from onebit.comm import Mpi, TorchDistributed
+from onebit.comm import Mpi, TorchDistributed, torch_distributed
 
 SIZES = [1, 3, *more(2, 4)]
 LENGTHS = (0, 1, 2, 7, 1001)
@@ -114,6 +116,35 @@ def test_ordered_mean_has_the_bits_of_its_definition_on_every_rank(backend, size
                 assert equal_bits(found["mean", n, dtype, wire][0], expected), (n, dtype, wire)
         matrices = [numbers(rank, 15, torch.float32).view(3, 5).t() for rank in range(size)]
         assert equal_bits(found["matrix"][0], ordered_mean(matrices, None))
+
+
+def means_in_place(communicator):
+    """{(n, dtype, wire): (the mean, bytes_sent, calls)}, in many pieces."""
+    found = {}
+    with mock.patch.multiple(torch_distributed, PIECE=64, DEPTH=2):
+        for n, (dtype, wire) in product((7, 1200), REDUCTIONS):
+            sent, calls = communicator.bytes_sent, communicator.calls
+            own = numbers(communicator.rank, n, dtype)
+            # of x there are only elements 3 and 900 to 999, if there are so many
+            x, parts = own.clone(), [(0, own[:3]), (4, own[4:900]), (1000, own[1000:])]
+            parts, before = [(start, part) for start, part in parts if len(part)], own.clone()
+            for start, part in parts:
+                x[start : start + len(part)] = math.nan
+            assert communicator.all_reduce_in_place(x, wire, parts) is x
+            assert torch.equal(own, before)
+            found[n, dtype, wire] = x, communicator.bytes_sent - sent, communicator.calls - calls
+    return found
+
+
+@every_backend
+@every_size
+def test_mean_in_place_is_the_ordered_mean(backend, size):
+    for found in BACKENDS[backend](size, means_in_place):
+        for (n, dtype, wire), (mean, sent, calls) in found.items():
+            expected = ordered_mean([numbers(rank, n, dtype) for rank in range(size)], wire)
+            assert equal_bits(mean, expected), (n, dtype, wire)
+            assert sent == 2 * (size - 1) * -(-n // size) * (wire or dtype).itemsize
+            assert calls == 2 * (size > 1)
 
 
 def test_order_of_the_sum_would_show():

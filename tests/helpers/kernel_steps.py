@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onebit.kernels import torch_ops
-from onebit.kernels.torch_ops import Terms
+from onebit.kernels.torch_ops import Path, Terms
 from onebit.layout import BLOCK, Layout
 
 TYPES = (torch.float32, torch.float64)
@@ -135,6 +135,54 @@ class Worker:
             tensor for gradients in self.gradients for tensor in self.step(kernels, gradients)
         ]
         return written + self.warmup_step(kernels, self.gradients[0])
+
+
+def zero_one_steps(kernels, worker):
+    """Everything that two local steps and a sync write, twice, then a sync at once.
+
+    The last tensor is left alone.
+    """
+    partition, numbers = worker.partition, worker.numbers
+    zeros = partition.zeros(worker.dtype)
+    worker.variance[::7] = 0
+    state = worker.exp_avg, zeros.clone(), worker.variance
+    anchor, betas = zeros.clone(), [0.9 - x for x in numbers]
+    decays, epsilons = [1 - 1e-3 * x for x in numbers], [1e-8] * len(numbers)
+    limits = [(0.5, math.inf, 0.05)[i % 3] for i in range(len(numbers))]
+    moves = decays, numbers, epsilons, limits
+    parameters = [*worker.parameters[:-1], None]
+    totals, written = [3 * x * (i % 4 > 0) for i, x in enumerate(numbers)], []
+    for local_steps in (2, 2, 0):
+        for step in range(local_steps):
+            gradients = [*worker.gradients[step][:-1], None] if step else worker.gradients[step]
+            first = anchor if step == 0 else None
+            gradients = [with_infinity(g) for g in gradients] if step == 0 else gradients
+            rates = 0.5 + step, step == 0, betas, numbers, *moves
+            bounded = kernels.zero_one_local(
+                partition, parameters, gradients, *state, first, *rates
+            )
+            written += [bounded, *state, anchor, *worker.parameters]
+        u = state[1] if local_steps else None
+        path = Path(state[0], u, betas, [1 - x for x in betas], numbers, totals)
+        terms = Terms(worker.gradients[2], [0.5] * len(numbers), path=path)
+        vector, scales = worker.worker
+        payload, scales = kernels.compress(partition, terms, vector, scales, vector)
+        worker.worker = vector, scales
+        start = anchor if local_steps else None
+        vectors = worker.variance, payload, state[0], start
+        bounded = kernels.zero_one_sync(partition, parameters, *vectors, *moves)
+        written += copies(payload, scales, vector, bounded, state[0], *worker.parameters)
+    return written
+
+
+def with_infinity(g):
+    g = g.clone()
+    g.view(-1)[::5], g.view(-1)[1::5] = math.inf, math.nan
+    return g
+
+
+def copies(*tensors):
+    return [x.clone() for x in tensors]
 
 
 def assert_same(found, expected):

@@ -13,6 +13,7 @@ from helpers.kernel_steps import (
     Worker,
     assert_bounded_by_hand,
     assert_same,
+    zero_one_steps,
 )
 
 from onebit.kernels import torch_ops
@@ -51,6 +52,53 @@ def assert_same_steps(compiled, shapes, ranks, dtype, mask):
         for kernels in (compiled, torch_ops)
     )
     assert_same(found, expected)
+
+
+@pytest.mark.parametrize("of", ["variance", "root"])
+@pytest.mark.parametrize("dtype, mask", [(torch.float32, "random"), (torch.float64, "all")])
+@pytest.mark.parametrize("name", ["one element", "a scalar and nothing", "around a block", "many"])
+def test_1_bit_lambs_pass_gives_the_same_bits(compiled, name, dtype, mask, of):
+    """The fresh variance and each tensor's largest ratio, of two momenta, with zeros in both
+    variances and a scale that is NaN.
+    """
+    worker = Worker(SHAPES[name], 3, dtype, mask)
+    before, after = (
+        torch_ops.compress(worker.partition, Terms(g), *worker.worker, worker.worker[0].clone())[0]
+        for g in worker.gradients[:2]
+    )
+    worker.variance[::7] = 0
+    fresh = worker.variance.flip(0) * worker.layout.real
+    fresh[3::11] = 0
+    betas = worker.numbers, [0.9 - x for x in worker.numbers]
+    for payload in (after, with_nan(worker, after, dtype)):
+        results = []
+        for kernels in (compiled, torch_ops):
+            own = fresh.clone()
+            largest = kernels.lamb_follow(
+                worker.partition, before, payload, worker.variance, own, *betas, betas[0], of
+            )
+            results.append((own, largest))
+        for found, expected in zip(*results):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype, mask", [(torch.float32, "random"), (torch.float64, "all")])
+@pytest.mark.parametrize("name", ["one element", "a scalar and nothing", "around a block", "many"])
+def test_0_1_adams_passes_give_the_same_bits(compiled, name, dtype, mask):
+    """Two local steps and a sync, twice, then a sync at once; the last tensor is left alone."""
+    found, expected = (
+        zero_one_steps(kernels, Worker(SHAPES[name], 3, dtype, mask))
+        for kernels in (compiled, torch_ops)
+    )
+    assert_same(found, expected)
+
+
+def with_nan(worker, payload, dtype):
+    """The payload with NaN as the first scale of its first row."""
+    payload, bits = payload.clone(), worker.partition.row_elements // 8
+    nan = torch.tensor([float("nan")], dtype=dtype).view(torch.uint8)
+    payload[0, bits : bits + dtype.itemsize] = nan
+    return payload
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -22,7 +22,13 @@ import pytest
 import torch
 from helpers import cuda_on_cpu
 from helpers.cases import more
-from helpers.kernel_steps import assert_bounded_by_hand
+from helpers.kernel_steps import (
+    SHAPES,
+    Worker,
+    assert_bounded_by_hand,
+    assert_same,
+    zero_one_steps,
+)
 from helpers.sums import LENGTHS, in_lanes, numbers_to_add
 
 from onebit.kernels import torch_ops
@@ -279,6 +285,15 @@ def test_an_update_counts_as_a_change_for_autograd(kernels):
     numbers = [[number] * 2 for number in (1.0, 0.5, 0.0, math.inf)]
     kernels.update(worker, parameters, torch.ones(layout.size), payload, *numbers)
     assert all(x.eq(1.5).all() and x._version > 0 for x in parameters)
+
+
+@needs_compiler
+def test_0_1_adams_passes_give_the_bits_of_their_definition(kernels):
+    shapes = SHAPES["around a block"]
+    found, expected = (
+        zero_one_steps(module, Worker(shapes, 2, mask="random")) for module in (kernels, torch_ops)
+    )
+    assert_same(found, expected)
 
 
 CONVERSIONS = """

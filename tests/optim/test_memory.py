@@ -3,6 +3,7 @@
 import gc
 import time
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -24,13 +25,15 @@ def bytes_of_all_tensors():
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def state_bytes(communicator, overlap, synchronize):
+def state_bytes(communicator, make, synchronize):
     """Bytes beside parameters and gradients, per element, after each of five steps, the second
     of which freezes the variance.
+
+    make(params, communicator=...) -> optimizer
     """
     before = bytes_of_all_tensors()
     params = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
-    optimizer = onebit.OneBitAdam(params, warmup=2, communicator=communicator, overlap=overlap)
+    optimizer = make(params, communicator=communicator)
     found = []
 
     def look():
@@ -60,14 +63,28 @@ def test_after_the_freeze_the_state_is_variance_error_and_bits(size):
 
     Reading the state leaves nothing behind.
     """
-    for found in BACKENDS["gloo"](size, state_bytes, False, True):
+    for found in BACKENDS["gloo"](size, state_bytes, partial(onebit.OneBitAdam, warmup=2), True):
         assert all(value <= 8.3 + 4 / size for value in found[2:]), found
+
+
+def test_1_bit_lamb_stores_the_fresh_variance_besides():
+    """4 bytes an element more than 1-bit Adam."""
+    make, size = partial(onebit.OneBitLamb, warmup=2, coefficient_beta=0.1), 2
+    for found in BACKENDS["gloo"](size, state_bytes, make, True):
+        assert all(value <= 12.3 + 4 / size for value in found[2:]), found
+
+
+def test_0_1_adam_stores_momentum_and_way_and_last_sync_besides():
+    """12 bytes an element more than 1-bit Adam; no flat gradient once the variance is frozen."""
+    make, size = partial(onebit.ZeroOneAdam, variance_freeze_step=2, local_step_scaler=2), 2
+    for found in BACKENDS["gloo"](size, state_bytes, make, False):
+        assert all(value <= 20.3 + 4 / size for value in found[2:]), found
 
 
 def test_overlap_keeps_the_errors_twice():
     """Out of place: 4 + 4/W more."""
-    size = 4
-    for found in BACKENDS["gloo"](size, state_bytes, True, False):
+    size, make = 4, partial(onebit.OneBitAdam, warmup=2, overlap=True)
+    for found in BACKENDS["gloo"](size, state_bytes, make, False):
         assert all(value <= 8.3 + 4 / size + 4 + 4 / size for value in found[2:]), found
 
 

@@ -4,6 +4,7 @@ Nothing is lost.
 """
 
 import io
+import math
 from functools import partial
 
 import pytest
@@ -105,6 +106,27 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_in_a_local_step_and_skips_
         (one, p), (other, q) = run_threads(2, lambda c, bad=bad: run(c, bad))
         assert one == other == expected
         assert all(map(torch.equal, p, q)) and all(torch.isfinite(x).all() for x in p)
+
+
+@pytest.mark.parametrize("options, whole", [({}, False), ({"max_grad_norm": 1e3}, True)])
+def test_in_a_local_step_elements_that_are_not_finite_count_as_zero_or_all_if_it_clips(
+    options, whole
+):
+    """The others' momentum moves on by their gradients, unless there is no norm to clip by."""
+    momenta = []
+    for zeros in (False, True):
+        own = make(Single(), onebit.ZeroOneAdam, **DOUBLING, **options)
+        local = next(t for t in range(30, 40) if t not in step_sets(40, **DOUBLING)[1])
+        for t in range(1, local):
+            step(own, t, 0)
+        for p in own.params:
+            p.grad = torch.ones_like(p)
+            p.grad.view(-1)[0] = 0.0 if zeros else math.inf
+            if zeros and whole:
+                p.grad.zero_()
+        own.optimizer.step()
+        momenta.append([own.optimizer.state[p]["exp_avg"] for p in own.params])
+    assert all(map(torch.equal, *momenta))
 
 
 def test_a_restart_updates_the_variance_anew():

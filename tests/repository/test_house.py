@@ -204,6 +204,7 @@ def test_dependencies_point_one_way():
 ON_DEMAND = {
     "kernels/cpu/__init__.py": {"numba"},
     "kernels/cpu/loops.py": {"numba"},
+    "kernels/cpu/task.py": {"numba"},
     "kernels/cpu/vectors.py": {"numba", "llvmlite"},
     "kernels/cuda.py": {"cupy"},
 }

@@ -2,12 +2,19 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 # The number of started processes, as torchrun, Open MPI, MPICH and Slurm's srun set it.
 LAUNCHER_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+# Bytes of one of the messages of a long all_reduce. glibc returns buffers of 32 MB and more to the
+# system, and to get fresh memory each time costs more than to fill it.
+PIECE = 24 * 2**20
+
+Parts = Sequence[tuple[int, Tensor]]
 
 
 class Communicator(ABC):
@@ -89,6 +96,23 @@ class Communicator(ABC):
             return x.detach().clone()
         mean = self._ordered_mean if self.ordered else self._library_mean
         return mean(self._staged(x.detach()), wire_dtype or x.dtype).to(x.device)
+
+    def all_reduce_in_place(
+        self, x: Tensor, wire_dtype: torch.dtype | None = None, parts: Parts = ()
+    ) -> Tensor:
+        """x becomes its mean over the ranks: the bits of `all_reduce`. Returns x.
+
+        x is a contiguous float tensor [n]. It travels in pieces, unless a backend knows better.
+
+        Args:
+            parts: what of this rank's x is still elsewhere, [(where it begins in x, a contiguous
+                tensor like x), ...] in ascending order; it is only read.
+        """
+        for start, part in parts:
+            x[start : start + len(part)] = part
+        for piece in x.split(PIECE // x.itemsize):
+            piece.copy_(self.all_reduce(piece, wire_dtype))
+        return x
 
     @abstractmethod
     def duplicate(self) -> "Communicator":

@@ -16,7 +16,17 @@ import cupy
 import torch
 from torch import Tensor
 
-from onebit.kernels.torch_ops import Numbers, Tensors, Terms, dtype_of
+from onebit.kernels.torch_ops import (
+    Numbers,
+    Tensors,
+    Terms,
+    combine,
+    dtype_of,
+    # in plain torch here:
+    lamb_follow,  # noqa: F401
+    zero_one_local,  # noqa: F401
+    zero_one_sync,  # noqa: F401
+)
 from onebit.layout import ALIGNMENT, Partition
 
 SOURCE = Path(__file__).with_name("onebit.cu")
@@ -70,6 +80,9 @@ def compress(
     partition: Partition, terms: Terms, compensated: Tensor, scales: Tensor, out: Tensor
 ) -> tuple[Tensor, Tensor]:
     """See `torch_ops.compress`."""
+    if terms.path is not None:  # in plain torch here
+        z = combine(partition, terms, out.dtype)
+        terms = Terms(z.split(partition.lengths.tolist())[: len(terms.gradients)])
     table, _copies = _table(
         terms.gradients,
         out.dtype,

@@ -29,6 +29,27 @@ Numbers = Sequence[float]  # one for each tensor
 
 
 @dataclass(frozen=True)
+class Path:
+    """What 0/1 Adam has gone since the last sync, as it is before a step.
+
+    With u, by default zero, and the numbers of each tensor, a step of the gradient g gives
+
+        m = beta m + rest g        u = u + rate m        z = u / total, or m where total is 0
+
+    Attributes:
+        momentum, accumulator: m and u, T [n]; not changed.
+        betas, rests, rates, totals: one for each tensor.
+    """
+
+    momentum: Tensor
+    accumulator: Tensor | None
+    betas: Numbers
+    rests: Numbers
+    rates: Numbers
+    totals: Numbers
+
+
+@dataclass(frozen=True)
 class Terms:
     """A vector before compression: z = beta * momentum + weight * g, with numbers for each tensor.
 
@@ -37,12 +58,14 @@ class Terms:
         weights: by default 1 for each tensor.
         momentum: payload uint8 [rows, row_bytes], or None: there is no such term.
         betas: unused without momentum.
+        path: z is what `Path` says, with weight * g as its gradient; there is no other momentum.
     """
 
     gradients: Tensors
     weights: Numbers = ()
     momentum: Tensor | None = None
     betas: Numbers = ()
+    path: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -126,7 +149,17 @@ def combine(
             z[at] = momentum[at] * terms.betas[i]
         if g is not None:
             z[at] += (g.to(dtype) * terms.weights[i]).flatten()
-    return z
+    return z if terms.path is None else _mean_momentum(partition, terms.path, z)
+
+
+def _mean_momentum(partition: Partition, path: Path, g: Tensor) -> Tensor:
+    """z of `Path`, in g's place."""
+    numbers = zip(path.betas, path.rests, path.rates, path.totals)
+    for (beta, rest, rate, total), at in zip(numbers, _slices(partition, [None] * len(path.betas))):
+        m = path.momentum[at] * beta + g[at] * rest
+        u = m * rate if path.accumulator is None else path.accumulator[at] + m * rate
+        g[at] = u / total if total else m
+    return g
 
 
 # ---- sums
@@ -361,8 +394,9 @@ def _slices(partition, tensors):
     ]
 
 
-# ---- LAMB and 0/1 Adam, in plain torch on every device. Tensors are T; each number is a Python
-# ---- float, or T [n / ALIGNMENT, 1] for vectors viewed as [n / ALIGNMENT, ALIGNMENT].
+# ---- LAMB and 0/1 Adam: formulas, in plain torch on every device, whose tensors are T and whose
+# ---- numbers are Python floats, or T [n / ALIGNMENT, 1] for vectors viewed as [n / ALIGNMENT,
+# ---- ALIGNMENT]; and the kernels that are made of them, which only the CPU has compiled.
 
 
 def lamb_moments(
@@ -425,6 +459,45 @@ def lamb_ratio(v: Tensor, v_fresh: Tensor, eps: Tensor, of: str) -> Tensor:
     return torch.where(v > 0, ratio, -torch.inf)
 
 
+def lamb_follow(
+    partition: Partition,
+    before: Tensor,
+    after: Tensor,
+    variance: Tensor,
+    fresh: Tensor,
+    beta1s: Numbers,
+    beta2s: Numbers,
+    epsilons: Numbers,
+    of: str,
+) -> Tensor:
+    """`lamb_fresh_variance`, in place, and then the largest `lamb_ratio` of each tensor.
+
+    Args:
+        before, after: the momentum before this step and after it, as payloads.
+        variance, fresh: v and v_fresh, T [n].
+        beta1s, beta2s, epsilons: one for each tensor.
+        of: see `lamb_ratio`.
+
+    Returns T [groups], -inf for a group without an active element.
+    """
+
+    def rows(values: Numbers) -> Tensor:
+        return per_block(variance.new_tensor([*values, 0.0]), partition.lengths)
+
+    m, z, v, v_fresh = (
+        x.view(-1, ALIGNMENT)
+        for x in (
+            decode(partition, before, variance.dtype),
+            decode(partition, after, variance.dtype),
+            variance,
+            fresh,
+        )
+    )
+    lamb_fresh_variance(z, m, v_fresh, torch.ones_like(z[:, :1]), rows(beta1s), rows(beta2s))
+    largest = lamb_ratio(v, v_fresh, rows(epsilons), of).amax(1)
+    return torch.segment_reduce(largest, "max", lengths=partition.lengths // ALIGNMENT)
+
+
 def zero_one_variance(v: Tensor, g: Tensor, beta2: float) -> None:
     """v <- beta2 v + (1 - beta2) g^2, in place, in a step of T_v with the mean gradient g."""
     v.copy_(beta2 * v + (1 - beta2) * g**2)
@@ -441,29 +514,75 @@ def zero_one_accumulate(u: Tensor, m: Tensor, rate: float) -> None:
     u.add_(m * rate)
 
 
-def zero_one_apply(
+def zero_one_local(
+    partition: Partition,
+    parameters: Tensors,
+    gradients: Tensors,
+    momentum: Tensor,
+    accumulator: Tensor,
+    variance: Tensor,
+    anchor: Tensor | None,
+    factor: float,
+    only_finite: bool,
+    beta1s: Numbers,
+    rates: Numbers,
+    decays: Numbers,
+    steps: Numbers,
+    epsilons: Numbers,
+    limits: Numbers,
+) -> Tensor:
+    """A step of 0/1 Adam that sends nothing, in place.
+
+        g = factor g where v > 0 and, if `only_finite`, it is finite, else 0
+        m <- beta1 m + (1 - beta1) g        u <- u + rate m
+        x <- decay x - move, where move = (step m) / (sqrt(v) + eps) within +-limit, 0 where m is
+
+    Args:
+        parameters: x of each tensor, rounded once at the end; None is left alone.
+        gradients: g of each tensor; None counts as zero.
+        momentum, accumulator, variance: m, u and v, T [n].
+        anchor: T [n], where x is kept first; None: it is not.
+        beta1s, rates, decays, steps, epsilons, limits: one for each tensor; infinity: no limit.
+
+    Returns the number of elements whose move was beyond the limit, int64 [].
+    """
+    g = combine(partition, Terms(gradients, [factor] * len(gradients)), variance.dtype)
+    if only_finite:
+        g.masked_fill_(~g.isfinite(), 0)
+    moves = torch.empty_like(momentum)
+    for i, at in enumerate(_slices(partition, [None] * len(gradients))):
+        zero_one_momentum(momentum[at], g[at], variance[at], beta1s[i])
+        zero_one_accumulate(accumulator[at], momentum[at], rates[i])
+        moves[at] = momentum[at] * steps[i]
+    for x, at in zip(parameters, _slices(partition, parameters)):
+        if x is not None and anchor is not None:
+            anchor[at].view(x.shape).copy_(x)
+    return apply_moves(partition, parameters, variance, moves, decays, epsilons, limits)
+
+
+def zero_one_sync(
     partition: Partition,
     parameters: Tensors,
     variance: Tensor,
-    direction: Tensor,
-    spans: Sequence[tuple[slice, float]],
+    payload: Tensor,
+    momentum: Tensor,
+    anchor: Tensor | None,
     decays: Numbers,
+    steps: Numbers,
     epsilons: Numbers,
-    limits: Numbers | None = None,
+    limits: Numbers,
 ) -> Tensor:
-    """x <- decay x - rate direction / (root sqrt(v) + eps), in place, the latter within +-limit.
-
-    Returns the number of elements that would have moved further, int64 [].
+    """`update` from the parameters at the last sync, after which the momentum is a vector again.
 
     Args:
-        parameters: for each tensor x, of any floating dtype, rounded once at the end; or None, to
-            leave it alone.
-        variance, direction: T [n].
-        spans: [(slice of the vectors, rate / root), ...].
-        decays: for each tensor its decay. epsilons: for each tensor eps / root.
-        limits: for each tensor its limit; None: there is none.
+        payload: the momentum that all ranks have received, uint8 [rows, row_bytes].
+        momentum: T [n], where it is written.
+        anchor: x at the last sync, T [n]; None: they are the parameters as they are.
+        the others, and the result: as `update`'s.
     """
-    moves = direction.clone()
-    for span, rate in spans:
-        moves[span] *= rate
-    return apply_moves(partition, parameters, variance, moves, decays, epsilons, limits)
+    momentum.copy_(decode(partition, payload, variance.dtype))
+    for x, at in zip(parameters, _slices(partition, parameters)):
+        if x is not None and anchor is not None:
+            x.copy_(anchor[at].view(x.shape))
+    numbers = decays, steps, epsilons, limits
+    return update(partition, parameters, variance, payload, *numbers)

@@ -197,6 +197,24 @@ class Bucket:
             self._gradient = self._zeros()
         return self._laid_out(self.gradients(), self._gradient)
 
+    def gradient_in_parts(self) -> tuple[torch.Tensor, list[tuple[int, torch.Tensor]]]:
+        """(`flat_gradient` without some parts, and these: [(where it begins, the part), ...]).
+
+        A part is the gradient of a tensor where it is, if it has the vector's type and order.
+        """
+        if self._gradient is None:
+            self._gradient = self._zeros()
+        parts = []
+        views = zip(self.gradients(), self.layout.views(self._gradient), self.layout.starts)
+        for g, view, start in views:
+            if g is None:
+                view.zero_()
+            elif g.dtype == self.dtype and g.is_contiguous() and g.numel():
+                parts.append((start, g.detach().view(-1)))
+            else:
+                view.copy_(g)
+        return self._gradient, parts
+
     def drop_gradient(self) -> None:
         """Make a new flat gradient next time: something was written into the padding of this one,
         where zeros must stand."""

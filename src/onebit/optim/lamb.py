@@ -164,8 +164,7 @@ def descend(
     None: no limits. Returns how many coordinates would have been beyond, int64 [].
     """
     bounded = torch.zeros((), dtype=torch.int64, device=bucket.device)
-    rates = [lr * c for lr, c in zip(numbers.lrs, bucket.coefficient.tolist())]
-    own = [rate / c1 for rate, c1 in zip(rates, numbers.c1s)]
+    decays, own = step_sizes(bucket, numbers)
     values = (own, numbers.roots, numbers.epsilons, limits or [math.inf] * len(own))
     for move, m, v, *rest, limit in in_pieces(
         bucket, [memory, bucket.momentum, bucket.variance], values
@@ -173,11 +172,19 @@ def descend(
         move.copy_(lamb_move(m, v, *rest))
         if limits:
             bounded += bound(move, limit)
-    decays = [1 - rate * decay for rate, decay in zip(rates, numbers.weight_decays)]
     for x, move, decay in zip(bucket.trained(), bucket.layout.views(memory), decays):
         if x is not None:
             lamb_apply(x, move, decay)
     return bounded
+
+
+def step_sizes(bucket: Bucket, numbers: Numbers) -> tuple[list[float], list[float]]:
+    """(1 - lr c weight_decay, lr c / c1) of each tensor."""
+    rates = [lr * c for lr, c in zip(numbers.lrs, bucket.coefficient.tolist())]
+    return (
+        [1 - rate * decay for rate, decay in zip(rates, numbers.weight_decays)],
+        [rate / c1 for rate, c1 in zip(rates, numbers.c1s)],
+    )
 
 
 # ---- numbers of tensors, beside vectors that are processed in pieces

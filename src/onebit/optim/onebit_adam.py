@@ -191,10 +191,7 @@ class OneBitAdam(BoundedSteps):
 
     def _compressed_update(self, bucket: Bucket, outcome: torch.Tensor) -> None:
         """Lines 12 and 13: m is what all ranks received, and stays packed."""
-        was_packed = bucket.packed is not None
-        bucket.pack_momentum(outcome)
-        if not was_packed:
-            self._show_state(bucket)
+        self._pack_momentum(bucket, outcome)
         decays, rates, epsilons = self._update_factors(bucket)
         bounded = packed_update(
             bucket.allreduce.compressor,
@@ -207,6 +204,12 @@ class OneBitAdam(BoundedSteps):
             self._limits(bucket, rates),
         )
         self._run.bounded.append(bounded)
+
+    def _pack_momentum(self, bucket: Bucket, payload: torch.Tensor) -> None:
+        was_packed = bucket.packed is not None
+        bucket.pack_momentum(payload)
+        if not was_packed:
+            self._show_state(bucket)
 
     def _count_step(self) -> None:
         super()._count_step()

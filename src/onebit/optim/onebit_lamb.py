@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from onebit.comm import Communicator
+from onebit.compression import Sign
 from onebit.kernels.torch_ops import (
     Terms,
     block_sums,
@@ -17,8 +18,9 @@ from onebit.kernels.torch_ops import (
 from onebit.layout import ALIGNMENT, Layout
 from onebit.optim.bucket import Bucket, Group
 from onebit.optim.freeze import Policy
-from onebit.optim.lamb import Lamb, Numbers, descend, in_pieces, lamb_step, spread
+from onebit.optim.lamb import Lamb, Numbers, descend, in_pieces, lamb_step, spread, step_sizes
 from onebit.optim.onebit_adam import OneBitAdam, WarmupRun
+from onebit.optim.packed_update import packed_update
 from onebit.optim.run_state import Option
 from onebit.optim.validation import check_bounds, check_choice, check_fraction, check_number
 
@@ -52,8 +54,9 @@ class OneBitLamb(OneBitAdam):
     is what all ranks' gradients were, except for the compression. r (line 17) is computed for each
     tensor. The worker and server errors are in units of scaling times the
     momentum. Traffic and masks are `OneBitAdam`'s; what is masked takes no part in r and in
-    scaling. Fresh variance, momentum and a flat copy of the gradient are stored as vectors: 12
-    bytes an element more than `OneBitAdam`. `restart_warmup` goes on from v_Tw and c_avg, and the
+    scaling. The fresh variance is stored besides what `OneBitAdam` stores, 4 bytes an element; with
+    scale="fused" so are momentum and a flat copy of the gradient, 8 more, and a step takes several
+    times as long, since it is in plain torch. `restart_warmup` goes on from v_Tw and c_avg, and the
     next freeze makes scaling, v_fresh and r anew, since v_fresh holds the noise of compression.
 
     `optimizer.state[p]` has v_fresh as "exp_avg_sq_fresh" and, without unit, c of the last step as
@@ -159,6 +162,8 @@ class OneBitLamb(OneBitAdam):
 
     def _terms(self, bucket: Bucket, factor: float) -> Terms:
         """scaling m_i, where m_i = beta1 m + (1 - beta1) factor g_i."""
+        if self.scale == "tensor":  # scaling is 1
+            return super()._terms(bucket, factor)
         z = bucket.flat_gradient()
         weights = bucket.per_tensor(lambda group: (1 - group["betas"][0]) * factor)
         betas = bucket.per_tensor(lambda group: group["betas"][0])
@@ -170,24 +175,60 @@ class OneBitLamb(OneBitAdam):
     def _compressed_update(self, bucket: Bucket, outcome: torch.Tensor) -> None:
         """Algorithm 1 from line 13: m_t and v_fresh, then r, c and x."""
         numbers = Numbers.of(self, bucket)
-        received = bucket.allreduce.decode(outcome)
-        largest = self._follow_variance(bucket, received, numbers)
+        if self.scale == "tensor":
+            self._follow_ratios(bucket, self._follow_packed(bucket, outcome, numbers))
+            self._pack_momentum(bucket, outcome)
+            decays, rates = step_sizes(bucket, numbers)
+            limits = self._limits(bucket, rates)
+            bounded = packed_update(
+                bucket.allreduce.compressor,
+                bucket.trained(),
+                bucket.variance,
+                outcome,
+                decays,
+                rates,
+                numbers.epsilons,
+                limits,
+            )
+        else:
+            received = bucket.allreduce.decode(outcome)
+            self._follow_ratios(bucket, self._follow(bucket, received, numbers))
+            limits = self._limits(bucket, step_sizes(bucket, numbers)[1])
+            bounded = descend(bucket, received, numbers, limits)
+        self._run.bounded.append(bounded)
+
+    def _follow_ratios(self, bucket: Bucket, largest: torch.Tensor) -> None:
+        """r and c, from the largest v_Tw / v_fresh of each tensor, T [tensors + 1]."""
         ratios = [
             next_ratio(new, last, self.ratio_threshold, self.ratio_bounds)
-            for new, last in zip(largest, bucket.ratio.tolist())
+            for new, last in zip(largest.tolist(), bucket.ratio.tolist())
         ]
         bucket.ratio.copy_(torch.tensor(ratios, dtype=torch.float64, device="cpu"))
         bucket.coefficient.copy_(bucket.ratio * bucket.coefficient_average)
-        rates = bucket.coefficient.tolist()
-        rates = [lr * c / c1 for lr, c, c1 in zip(numbers.lrs, rates, numbers.c1s)]
-        self._run.bounded.append(descend(bucket, received, numbers, self._limits(bucket, rates)))
 
-    def _follow_variance(
-        self, bucket: Bucket, received: torch.Tensor, numbers: Numbers
-    ) -> list[float]:
+    def _follow_packed(
+        self, bucket: Bucket, outcome: torch.Tensor, numbers: Numbers
+    ) -> torch.Tensor:
+        """`_follow`, in one pass if the momentum is signs before and after this step."""
+        compressor = bucket.allreduce.compressor
+        if bucket.packed is None or not isinstance(compressor, Sign):
+            return self._follow(bucket, bucket.allreduce.decode(outcome), numbers)
+        return compressor.kernels.lamb_follow(
+            compressor.partition,
+            bucket.packed,
+            outcome,
+            bucket.variance,
+            bucket.fresh_variance,
+            numbers.beta1s,
+            numbers.beta2s,
+            numbers.epsilons,
+            self.ratio_of,
+        )
+
+    def _follow(self, bucket: Bucket, received: torch.Tensor, numbers: Numbers) -> torch.Tensor:
         """m_t and v_fresh from the received, scaled momentum, float [layout.size].
 
-        Returns the largest v_Tw / v_fresh of each tensor, -inf if nothing is active.
+        Returns the largest v_Tw / v_fresh of each tensor and the tail, -inf if nothing is active.
         """
         vectors = [received, bucket.momentum, bucket.variance, bucket.fresh_variance]
         values = (bucket.scaling.tolist(), numbers.beta1s, numbers.beta2s, numbers.epsilons)
@@ -196,8 +237,7 @@ class OneBitLamb(OneBitAdam):
             lamb_fresh_variance(z, m, v_fresh, scaling, beta1, beta2)
             largest.append(lamb_ratio(v, v_fresh, eps, self.ratio_of).amax(1))
         lengths = bucket.layout.lengths // ALIGNMENT
-        of_each = torch.segment_reduce(torch.cat(largest), "max", lengths=lengths)
-        return of_each.tolist()[: len(bucket.params)]
+        return torch.segment_reduce(torch.cat(largest), "max", lengths=lengths)
 
     # ---- between the phases
 
@@ -208,6 +248,7 @@ class OneBitLamb(OneBitAdam):
         for bucket in self._compressed:
             bucket.fresh_variance.copy_(bucket.variance)
             bucket.ratio.fill_(1)
+            bucket.scaling.fill_(1)
             if self.scale == "fused":
                 active = torch.where(bucket.partition.active, bucket.momentum, 0)
                 sums = block_sums(bucket.partition, active)

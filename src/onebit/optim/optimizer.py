@@ -741,10 +741,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         errors."""
         if bucket.allreduce:
             return self._start_compressed_exchange(bucket, factor)
-        return self._run.runner.submit(
-            ExactAllreduce(self.communicator, self._wire_dtype(bucket)).allreduce,
-            scaled(bucket.flat_gradient(), factor),
-        )
+        allreduce = ExactAllreduce(self.communicator, self._wire_dtype(bucket)).allreduce
+        if factor == 1.0:
+            return self._run.runner.submit(allreduce, *bucket.gradient_in_parts())
+        return self._run.runner.submit(allreduce, bucket.flat_gradient().mul_(factor))
 
     def _wire_dtype(self, bucket: Bucket) -> torch.dtype:
         """What a bucket's gradients travel in when they are averaged exactly.

@@ -10,11 +10,13 @@ import torch
 from onebit.comm import Communicator
 from onebit.compression import Sign
 from onebit.kernels.torch_ops import (
-    zero_one_accumulate,
-    zero_one_apply,
+    Path,
+    Terms,
+    apply_moves,
     zero_one_momentum,
     zero_one_variance,
 )
+from onebit.optim.agreement import unscaling
 from onebit.optim.bounded_steps import BoundedSteps
 from onebit.optim.bucket import Bucket, Group
 from onebit.optim.freeze import large_steps, raise_to_floor, small_variance
@@ -71,9 +73,9 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
     parameters, which a sync computes from those of the last sync.
 
     A coordinate whose v is zero takes no part until v is updated there; a warning tells if one gets
-    a gradient once v is frozen. In a step without exchange each rank clips by its own norm, and a
-    gradient that is not finite counts as zero. Groups with compress=False are averaged exactly at
-    every step.
+    a gradient once v is frozen. In a step without exchange each rank clips by its own norm, and
+    elements of its gradient that are not finite count as zero, or all of them if it clips, uses a
+    GradScaler or has groups with compress=False. Those are averaged exactly at every step.
 
     Args: as `DistributedAdam`, and
         variance_freeze_step: the last step that may update the variance; the last of the
@@ -187,6 +189,14 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
     def _meets_next(self) -> bool:
         return self._run.sets.syncs_at(self.steps + 1)
 
+    def _own_factor(self) -> float:
+        """Without clipping no norm is needed: a local step leaves out what is not finite itself."""
+        exact = any(not bucket.compress for bucket in self._run.buckets)
+        if self.max_grad_norm is not None or exact:
+            return super()._own_factor()
+        unscale = unscaling(self)
+        return 0.0 if math.isnan(unscale) else unscale
+
     def _count_step(self) -> None:
         super()._count_step()
         run = self._run
@@ -196,22 +206,24 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
             run.decays[i] *= 1 - float(group["lr"]) * group["weight_decay"]
 
     def _local_update(self, bucket: Bucket, factor: float) -> None:
-        sets, g = self._run.sets, self._own_gradient(bucket, factor)
-        updates = sets.updates_variance(self.steps)
-        if updates:
-            self._update_variance(bucket, self._exact_mean(bucket, g))
+        sets = self._run.sets
+        if sets.updates_variance(self.steps):
+            self._update_all(bucket, factor)
+            return
+        bucket.drop_gradient()  # its memory: the kernels read the gradients where they are
+        if sets.syncs_at(self.steps):
+            self._average(bucket, factor)
+        else:
+            self._go_on(bucket, factor)
+
+    def _update_all(self, bucket: Bucket, factor: float) -> None:
+        """A step of T_v: every rank has the same gradient, and so the same momentum."""
+        g = self._exact_mean(bucket, self._own_gradient(bucket, factor))
+        self._update_variance(bucket, g)
         for group, span in bucket.spans:
             beta1 = group["betas"][0]
             zero_one_momentum(bucket.momentum[span], g[span], bucket.variance[span], beta1)
-        if updates:  # every rank has the same momentum
-            self._move(bucket, self._rate_sum, self._decay)
-            return
-        for group, span in bucket.spans:
-            zero_one_accumulate(bucket.accumulator[span], bucket.momentum[span], self._rate(group))
-        if sets.syncs_at(self.steps):
-            self._average(bucket)
-        else:
-            self._go_on(bucket)
+        self._move(bucket, self._rate_sum, self._decay)
 
     def _update_variance(self, bucket: Bucket, g: torch.Tensor) -> None:
         """v <- beta2 v + (1 - beta2) g^2, of the mean gradient g, and what follows from v."""
@@ -221,34 +233,100 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
             raise_to_floor(bucket, self.variance_floor)
         self._mask_and_compress(bucket)
 
-    def _go_on(self, bucket: Bucket) -> None:
-        """x <- (1 - lr weight_decay) x - rate m / (sqrt(v_hat) + eps)"""
-        if self._run.sets.is_empty:
-            bucket.anchor.copy_(bucket.flat(bucket.params))
-        self._move(bucket, self._rate, lambda group: 1 - float(group["lr"]) * group["weight_decay"])
+    def _go_on(self, bucket: Bucket, factor: float) -> None:
+        """m and u, then x <- (1 - lr weight_decay) x - rate m / (sqrt(v_hat) + eps)"""
+        gradients, weight = self._gradients(bucket, factor)
+        is_first = self._run.sets.is_empty
+        if is_first:  # the kernel keeps those that it changes
+            for p, x, anchor in self._beside_anchors(bucket):
+                if x is None:
+                    anchor.copy_(p)
+        bounded = bucket.kernels.zero_one_local(
+            bucket.partition,
+            bucket.trained(),
+            gradients,
+            bucket.momentum,
+            bucket.accumulator,
+            bucket.variance,
+            bucket.anchor if is_first else None,
+            weight,
+            self.check_finite,
+            bucket.per_tensor(lambda group: group["betas"][0]),
+            bucket.per_tensor(self._rate),
+            *self._moves(
+                bucket, self._rate, lambda group: 1 - float(group["lr"]) * group["weight_decay"]
+            ),
+        )
+        self._run.bounded.append(bounded)
 
-    def _average(self, bucket: Bucket) -> None:
+    def _average(self, bucket: Bucket, factor: float | None = None) -> None:
         """m <- C-allreduce(u / sum of rates)        u <- 0
-        x <- decay x_sync - (sum of rates) m / (sqrt(v_hat) + eps)"""
-        for group, span in bucket.spans:
-            if self._rate_sum(group) > 0:
-                bucket.momentum[span] = bucket.accumulator[span] / self._rate_sum(group)
-        allreduce = bucket.allreduce
-        allreduce.rounds = self.steps  # so that a compressor's random draws follow from the step
-        payload = allreduce.compress(bucket.terms(bucket.momentum))
-        gathered = self._run.runner.submit(allreduce.exchange, payload).result()
-        bucket.momentum.copy_(allreduce.decode(gathered))
-        allreduce.commit()
-        if not self._run.sets.is_empty:
-            for p, anchor in zip(bucket.params, bucket.layout.views(bucket.anchor)):
-                p.copy_(anchor)
-        self._move(bucket, self._rate_sum, self._decay)
-        bucket.accumulator.zero_()
+        x <- decay x_sync - (sum of rates) m / (sqrt(v_hat) + eps)
 
-    def _move(
-        self, bucket: Bucket, rate: Callable[[Group], float], decay: Callable[[Group], float]
+        factor: this rank's gradients times `factor` are a step before; None: there is none.
+        """
+        allreduce, is_empty = bucket.allreduce, self._run.sets.is_empty
+        allreduce.rounds = self.steps  # so that a compressor's random draws follow from the step
+        payload = allreduce.compress(self._mean_momentum(bucket, factor))
+        gathered = self._run.runner.submit(allreduce.exchange, payload).result()
+        allreduce.commit()
+        anchor = None if is_empty else bucket.anchor
+        if anchor is not None:
+            bucket.accumulator.zero_()
+        if not isinstance(allreduce.compressor, Sign):
+            self._take_over(bucket, allreduce.decode(gathered), anchor)
+            return
+        for p, x, at_sync in self._beside_anchors(bucket) if anchor is not None else ():
+            if x is None:
+                p.copy_(at_sync)
+        bounded = bucket.kernels.zero_one_sync(
+            bucket.partition,
+            bucket.trained(),
+            bucket.variance,
+            gathered,
+            bucket.momentum,
+            anchor,
+            *self._moves(bucket, self._rate_sum, self._decay),
+        )
+        self._run.bounded.append(bounded)
+
+    def _mean_momentum(self, bucket: Bucket, factor: float | None) -> Terms:
+        """The way since the last sync over the sum of the rates, or m_i where that is 0."""
+        gradients, weight = self._gradients(bucket, factor or 0.0)
+        steps = factor is not None
+        path = Path(
+            bucket.momentum,
+            None if self._run.sets.is_empty else bucket.accumulator,
+            bucket.per_tensor(lambda group: group["betas"][0] if steps else 1.0),
+            bucket.per_tensor(lambda group: 1 - group["betas"][0] if steps else 0.0),
+            bucket.per_tensor(lambda group: self._rate(group) if steps else 0.0),
+            bucket.per_tensor(self._rate_sum),
+        )
+        return Terms(gradients, [weight] * len(gradients), path=path)
+
+    def _take_over(
+        self, bucket: Bucket, momentum: torch.Tensor, anchor: torch.Tensor | None
     ) -> None:
-        """x <- decay x - rate m / (sqrt(v_hat) + eps), where sqrt(v_hat) = root sqrt(v), bounded.
+        """`zero_one_sync` with a momentum that was decoded."""
+        bucket.momentum.copy_(momentum)
+        if anchor is not None:
+            for p, at_sync in zip(bucket.params, bucket.layout.views(anchor)):
+                p.copy_(at_sync)
+        self._move(bucket, self._rate_sum, self._decay)
+
+    def _gradients(self, bucket: Bucket, factor: float) -> tuple[list[torch.Tensor | None], float]:
+        """(this rank's gradients, what to multiply them by); 0 makes zeros of anything."""
+        return (bucket.gradients(), factor) if factor else ([None] * len(bucket.params), 1.0)
+
+    def _beside_anchors(self, bucket: Bucket) -> Iterable[tuple]:
+        """(parameter, the same or None if it is to be left alone, its x_sync), ..."""
+        return zip(bucket.params, bucket.trained(), bucket.layout.views(bucket.anchor))
+
+    def _moves(
+        self, bucket: Bucket, rate: Callable[[Group], float], decay: Callable[[Group], float]
+    ) -> tuple[list[float], list[float], list[float], list[float]]:
+        """(decays, steps, epsilons, limits) of each tensor, so that it moves by
+        rate m / (sqrt(v_hat) + eps), where sqrt(v_hat) = root sqrt(v).
 
         A step that updates v is Adam's own, and has no bound.
 
@@ -259,17 +337,25 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
         def root(group: Group) -> float:
             return self._corrections(bucket, group)[1] ** -0.5
 
+        rates = bucket.per_tensor(rate)
         fresh = self._run.sets.updates_variance(self.steps)
-        bounded = zero_one_apply(
-            bucket.partition,
-            bucket.trained(),
-            bucket.variance,
-            bucket.momentum,
-            [(span, rate(group) / root(group)) for group, span in bucket.spans],
+        return (
             bucket.per_tensor(decay),
+            bucket.per_tensor(lambda group: rate(group) / root(group)),
             bucket.per_tensor(lambda group: group["eps"] / root(group)),
-            None if fresh else self._limits(bucket, bucket.per_tensor(rate)),
+            [math.inf] * len(rates) if fresh else self._limits(bucket, rates),
         )
+
+    def _move(
+        self, bucket: Bucket, rate: Callable[[Group], float], decay: Callable[[Group], float]
+    ) -> None:
+        """x <- decay x - rate m / (sqrt(v_hat) + eps) with the momentum as it is, see `_moves`."""
+        decays, steps, epsilons, limits = self._moves(bucket, rate, decay)
+        moves = bucket.momentum.clone()
+        for view, step in zip(bucket.layout.views(moves), steps):
+            view *= step
+        numbers = decays, epsilons, limits
+        bounded = apply_moves(bucket.partition, bucket.trained(), bucket.variance, moves, *numbers)
         self._run.bounded.append(bounded)
 
     def _finish_step(self) -> None:

@@ -1,8 +1,8 @@
 """The kernels for the CPU, compiled by numba: the bits of `torch_ops` in one pass over the memory.
 
 The docstrings of `torch_ops` define the functions. Here each fills in a record, the task, with the
-addresses of all arrays; `loops` has the compiled loops that work on it, and `vectors` what those
-are made of.
+addresses of all arrays; `loops` and `family` have the compiled loops that work on it, and `task`
+and `vectors` what those are made of.
 
 The loops run on torch's own threads. torch keeps a team of OpenMP threads, which wait actively for
 milliseconds after every operation; threads of our own would compete with them for the cores. numba
@@ -58,7 +58,19 @@ def compress(
     if terms.momentum is not None:
         task.message("incoming", terms.momentum)
         task.numbers(betas=[*terms.betas, 0.0])
-    return _compress(cpu_loops.compress, task, compensated, scales, out)
+    if terms.path is None:
+        return _compress(cpu_loops.compress, task, compensated, scales, out)
+    path = terms.path
+    task.numbers(
+        beta1s=[*path.betas, 0.0],
+        rest1s=[*path.rests, 0.0],
+        rates=[*path.rates, 0.0],
+        path_totals=[*path.totals, 0.0],
+    )
+    task.set(momentum=path.momentum)
+    if path.accumulator is not None:
+        task.set(accumulator=path.accumulator)
+    return _compress(cpu_loops.compress_path, task, compensated, scales, out)
 
 
 def average(
@@ -86,11 +98,8 @@ def update(
     values = task.tensors(parameters)
     task.numbers(decays=decays, steps=steps, epsilons=epsilons, limits=limits)
     task.message("incoming", momentum)
-    bounded = torch.zeros(len(partition.blocks), dtype=torch.int64)
-    task.set(vector=variance, bounded=bounded)
-    task.run(cpu_loops.update)
-    _write_back(parameters, values)
-    return bounded.sum()
+    task.set(vector=variance)
+    return _moved(cpu_loops.update, task, parameters, values, None)
 
 
 def adam(
@@ -119,6 +128,98 @@ def adam(
     task.set(gradient=gradient, momentum=momentum, vector=variance)
     task.run(cpu_loops.adam)
     _write_back(parameters, values)
+
+
+def zero_one_local(
+    partition: Partition,
+    parameters: Tensors,
+    gradients: Tensors,
+    momentum: Tensor,
+    accumulator: Tensor,
+    variance: Tensor,
+    anchor: Tensor | None,
+    factor: float,
+    only_finite: bool,
+    beta1s: Numbers,
+    rates: Numbers,
+    decays: Numbers,
+    steps: Numbers,
+    epsilons: Numbers,
+    limits: Numbers,
+) -> Tensor:
+    """See `torch_ops.zero_one_local`."""
+    task = _Task(partition, variance.dtype)
+    task.tensors(gradients)
+    values = task.tensors(parameters, "parameters")
+    weights, rests = [factor] * len(beta1s), [1 - beta for beta in beta1s]
+    task.numbers(weights=weights, beta1s=beta1s, rest1s=rests, rates=rates)
+    task.numbers(decays=decays, steps=steps, epsilons=epsilons, limits=limits)
+    task.set(momentum=momentum, accumulator=accumulator, vector=variance)
+    task.set(only_finite=int(only_finite))
+    return _moved(cpu_loops.zero_one_local, task, parameters, values, anchor)
+
+
+def zero_one_sync(
+    partition: Partition,
+    parameters: Tensors,
+    variance: Tensor,
+    payload: Tensor,
+    momentum: Tensor,
+    anchor: Tensor | None,
+    decays: Numbers,
+    steps: Numbers,
+    epsilons: Numbers,
+    limits: Numbers,
+) -> Tensor:
+    """See `torch_ops.zero_one_sync`."""
+    task = _Task(partition, variance.dtype)
+    values = task.tensors(parameters)
+    task.numbers(decays=decays, steps=steps, epsilons=epsilons, limits=limits)
+    task.message("incoming", payload)
+    task.set(vector=variance, momentum=momentum)
+    return _moved(cpu_loops.zero_one_sync, task, parameters, values, anchor)
+
+
+def _moved(loop, task, parameters, values, anchor):
+    """Run a loop that moves the parameters; the number of elements that were bounded."""
+    bounded = torch.zeros(len(task.partition.blocks), dtype=torch.int64)
+    task.set(bounded=bounded)
+    if anchor is not None:
+        task.set(anchor=anchor)
+    task.run(loop)
+    _write_back(parameters, values)
+    return bounded.sum()
+
+
+def lamb_follow(
+    partition: Partition,
+    before: Tensor,
+    after: Tensor,
+    variance: Tensor,
+    fresh: Tensor,
+    beta1s: Numbers,
+    beta2s: Numbers,
+    epsilons: Numbers,
+    of: str,
+) -> Tensor:
+    """See `torch_ops.lamb_follow`."""
+    task = _Task(partition, variance.dtype)
+    task.message("before", before)
+    task.message("incoming", after)
+    task.numbers(beta1s=beta1s, beta2s=beta2s, epsilons=epsilons)
+    of_blocks = torch.full((len(partition.blocks),), -torch.inf, dtype=variance.dtype)
+    largest = torch.empty(len(partition.lengths), dtype=variance.dtype)
+    task.set(
+        tensor_count=len(beta1s),
+        vector=variance,
+        fresh=fresh,
+        of_roots=int(of == "root"),
+        largest=of_blocks,
+        new_scales=largest,
+    )
+    task.run(cpu_loops.lamb_follow)
+    task.run(cpu_loops.largest, threads=1)
+    return largest
 
 
 def _write_back(parameters, values):
@@ -181,8 +282,8 @@ class _Task:
             self.partition.piece_groups.shape[1],
         )
 
-    def tensors(self, tensors):
-        """Tensors of any type and strides, or None.
+    def tensors(self, tensors, name="tensors"):
+        """Tensors of any type and strides, or None, whose addresses become the field `name`.
 
         Returns what the loop works on: the tensor itself if it is contiguous and of type T, else a
         contiguous copy of type T.
@@ -194,7 +295,7 @@ class _Task:
             for x in tensors
         ]
         addresses = np.array([0 if x is None else x.data_ptr() for x in values], dtype=np.int64)
-        self.set(tensor_count=len(values), tensors=addresses)
+        self.set(tensor_count=len(values), **{name: addresses})
         self._owners.append(values)
         return values
 

@@ -16,200 +16,75 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from numba import cfunc, njit
+from numba import cfunc
 from numba.core import event
 
 from onebit import layout
+from onebit.kernels.cpu import family as cpu_family
+from onebit.kernels.cpu import task as cpu_task
 from onebit.kernels.cpu import vectors as cpu_vectors
+from onebit.kernels.cpu.family import (
+    compress_path_blocks,
+    finish_largest,
+    lamb_follow_blocks,
+    zero_one_local_blocks,
+    zero_one_sync_blocks,
+)
+from onebit.kernels.cpu.task import (
+    ROW,
+    ROW_BYTES,
+    TASK,
+    address_of,
+    bits_at,
+    bounded_move,
+    compensate,
+    elements_at,
+    inner,
+    look_ahead,
+    mask_at,
+    named,
+    over_blocks,
+    padded_at,
+    scale_at,
+    write_back,
+)
 from onebit.kernels.cpu.vectors import (
     LANES,
     add_halves,
     add_squares,
     count_ones,
-    fetch_and_increment,
-    greater,
     load,
     load_vector,
     nonzero_bits,
     pointer,
     record,
     select,
-    sign_bits,
     size_of,
     splat,
     square_root,
     store,
 )
-from onebit.layout import BLOCK, Column
-
-
-def _integers(*names):
-    return [(name, np.int64) for name in names]
-
-
-ROW = np.dtype(_integers(*(column.name.lower() for column in Column)))  # of the table of blocks
-ROW_BYTES = ROW.itemsize
-# a payload; `pieces` are those of one row, the other fields are as in `torch_ops`
-MESSAGE = np.dtype(_integers("address", "row_elements", "row_bytes", "pieces"))
-# Everything that is neither a count nor a message is an address. Addresses that a function does not
-# use may be 0.
-TASK = np.dtype(
-    [
-        # the number of equal ranges of blocks, and the next range that no thread has taken
-        *_integers("next_part", "parts"),
-        # the partition
-        *_integers("block_count", "blocks", "mask"),
-        *_integers("group_count", "counts", "piece_count", "piece_groups"),
-        # int64: the tensors' addresses, or 0 for None
-        *_integers("tensor_count", "tensors"),
-        # T, for each tensor and the tail
-        *_integers("weights", "betas"),
-        # T, for each tensor; a rest is 1 - beta
-        *_integers("decays", "steps", "epsilons", "limits", "roots"),
-        *_integers("beta1s", "rest1s", "beta2s", "rest2s"),
-        # T; `vector` is c or v
-        *_integers("vector", "scales", "out", "new_scales", "gradient", "momentum"),
-        # for each block: the sum of squares, float64; int64: the masked elements that are not 0,
-        # and those whose move was beyond the limit
-        *_integers("sums", "late", "bounded"),
-        # float64 [2]: the totals of these two
-        *_integers("totals"),
-        *(("incoming", MESSAGE), ("row_count", np.int64), ("outgoing", MESSAGE)),
-    ]
-)
-
-# No option, here or below, allows the compiler to reorder or fuse floating-point operations.
-inner = njit(error_model="numpy")
-
-
-def named(name, function):
-    """`function` under the name that its compiled code has in numba's cache and in the process.
-
-    Names must be unique: of two functions with one name, one would run in place of the other.
-    """
-    function.__qualname__ = name
-    return function
-
-
-# ---- messages and blocks
-
-
-@inner
-def bits_at(message, start):
-    """Address of the bits of elements start, start + 1, ...; start is a multiple of ALIGNMENT."""
-    return (
-        message.address
-        + start // message.row_elements * message.row_bytes
-        + start % message.row_elements // 8
-    )
-
-
-@inner
-def scale_at(T, message, piece):
-    """Address of the scale of a piece."""
-    row, i = piece // message.pieces, piece % message.pieces
-    return message.address + row * message.row_bytes + message.row_elements // 8 + i * size_of(T)
-
-
-@inner
-def address_of(array):
-    return np.int64(array.ctypes.data)
-
-
-@inner
-def mask_at(task, block, ones):
-    """Address of the mask's bits for a block; of `ones` if all its elements are active."""
-    return address_of(ones) if block.full else task.mask + block.start // 8
-
-
-@inner
-def elements_at(T, task, block):
-    """Address of a block's elements in its tensor; 0 if there are none."""
-    tensor = pointer(np.int64, task.tensors)[block.group] if block.group < task.tensor_count else 0
-    return tensor + block.offset * size_of(T) if tensor != 0 and block.real > 0 else 0
-
-
-@inner
-def padded_at(T, task, block, padded):
-    """As `elements_at`, but with all LENGTH elements, padding being 0.
-
-    A block with padding is copied to `padded`, T [BLOCK].
-    """
-    elements = elements_at(T, task, block)
-    if elements != 0 and block.real == block.length:
-        return elements
-    padded[:] = 0
-    if elements != 0:
-        for i in range(block.real):
-            padded[i] = pointer(T, elements)[i]
-    return address_of(padded)
-
-
-@inner
-def write_back(T, block, x, elements):
-    """Copy what was changed at x back to the block's elements in its tensor, if x is a copy."""
-    if elements != 0 and x != elements:
-        for i in range(block.real):
-            pointer(T, elements)[i] = pointer(T, x)[i]
-
-
-def over_blocks(work):
-    """Turn work on one block into a loop over all blocks that no other thread has taken.
-
-    work(T, task, block, its number, padded, ones) -> loop(T, address of the task)
-    """
-    work = inner(work)
-
-    def loop(T, address):
-        task, padded, ones = (
-            record(TASK, address),
-            np.empty(BLOCK, T),
-            np.full(BLOCK // 8, 255, np.uint8),
-        )
-        while True:
-            part = fetch_and_increment(address)
-            if part >= task.parts:
-                return
-            for b in range(
-                task.block_count * part // task.parts, task.block_count * (part + 1) // task.parts
-            ):
-                work(T, task, record(ROW, task.blocks + b * ROW_BYTES), b, padded, ones)
-
-    return inner(named(f"loop_of_{work.__name__}", loop))
-
 
 # ---- the work on one block
 
 
 @over_blocks
 def measure_blocks(T, task, block, b, padded, ones):
-    g, mask = padded_at(T, task, block, padded), mask_at(task, block, ones)
+    g, mask = padded_at(T, task, block, task.tensors, padded), task.mask + block.start // 8
     lanes, late = splat(0.0), 0
     for i in range(0, block.length, LANES):
+        look_ahead(T, g + i * size_of(T))
         x = load_vector(T, g + i * size_of(T))
         lanes = add_squares(lanes, x)
-        late += count_ones(nonzero_bits(x) & ~load(np.uint64, mask + i // 8))
+        if not block.full:
+            late += count_ones(nonzero_bits(x) & ~load(np.uint64, mask + i // 8))
     pointer(np.float64, task.sums)[b], pointer(np.int64, task.late)[b] = add_halves(lanes), late
-
-
-@inner
-def compensate(T, z, vector, plus, minus, active, out, signs, lanes):
-    """One Vector of the lazy error: c = z + e where active, else 0; `lanes` plus the squares of c.
-
-    e is the last c, at the address `vector`, minus its scale times its sign; plus and minus are
-    that scale and its negative. c is written to the address `out`, its signs to `signs`.
-    """
-    last = load_vector(T, vector)
-    c = select(active, z + (last - select(sign_bits(last), plus, minus)), splat(T(0)))
-    store(out, c)
-    store(signs, sign_bits(c))
-    return add_squares(lanes, c)
 
 
 @over_blocks
 def compress_blocks(T, task, block, b, padded, ones):
     g, mask, signs = (
-        padded_at(T, task, block, padded),
+        padded_at(T, task, block, task.tensors, padded),
         mask_at(task, block, ones),
         bits_at(task.outgoing, block.start),
     )
@@ -229,6 +104,7 @@ def compress_blocks(T, task, block, b, padded, ones):
     vector, out = task.vector + block.start * size_of(T), task.out + block.start * size_of(T)
     for i in range(0, block.length, LANES):
         byte, at = i // 8, i * size_of(T)
+        look_ahead(T, g + at)
         z = load_vector(T, g + at) * weight + select(load(np.uint64, m + byte), m_plus, m_minus)
         lanes = compensate(
             T,
@@ -286,11 +162,11 @@ def average_blocks(T, task, block, b, padded, ones):
 
 @over_blocks
 def update_blocks(T, task, block, b, padded, ones):
-    elements = elements_at(T, task, block)
+    elements = elements_at(T, task, block, task.tensors)
     if elements == 0:
         return
     x, mask, m = (
-        padded_at(T, task, block, padded),
+        padded_at(T, task, block, task.tensors, padded),
         mask_at(task, block, ones),
         bits_at(task.incoming, block.start),
     )
@@ -308,13 +184,14 @@ def update_blocks(T, task, block, b, padded, ones):
     for i in range(0, block.length, LANES):
         byte, at = i // 8, i * size_of(T)
         active = load(np.uint64, mask + byte) & moving
+        look_ahead(T, variance + at)
+        look_ahead(T, x + at)
         move = select(load(np.uint64, m + byte), plus, minus) / (
             square_root(load_vector(T, variance + at)) + eps
         )
-        over, under = greater(move, above), greater(below, move)
-        bounded += count_ones((over | under) & active)
-        move = select(over, above, select(under, below, move))
+        move, beyond = bounded_move(move, above, below, active)
         store(x + at, load_vector(T, x + at) * decay - select(active, move, zero))
+        bounded += beyond
     pointer(np.int64, task.bounded)[b] = bounded
     write_back(T, block, x, elements)
 
@@ -323,7 +200,10 @@ def update_blocks(T, task, block, b, padded, ones):
 def adam_blocks(T, task, block, b, padded, ones):
     if block.group >= task.tensor_count:
         return
-    elements, x = elements_at(T, task, block), padded_at(T, task, block, padded)
+    elements, x = (
+        elements_at(T, task, block, task.tensors),
+        padded_at(T, task, block, task.tensors, padded),
+    )
     beta1, rest1 = (
         splat(pointer(T, task.beta1s)[block.group]),
         splat(pointer(T, task.rest1s)[block.group]),
@@ -414,7 +294,7 @@ def finish_message(T, task):
 
 # numba's cache notices changes of this file only, so that the names carry those of the others.
 _OTHER_FILES = hashlib.sha256(
-    "".join(map(inspect.getsource, (layout, cpu_vectors))).encode()
+    "".join(map(inspect.getsource, (layout, cpu_vectors, cpu_task, cpu_family))).encode()
 ).hexdigest()[:8]
 
 
@@ -489,6 +369,32 @@ def update(T):
 @_c_function
 def adam(T):
     return lambda address: adam_blocks(T, address)
+
+
+@_c_function
+def compress_path(T):
+    return lambda address: compress_path_blocks(T, address)
+
+
+@_c_function
+def zero_one_local(T):
+    return lambda address: zero_one_local_blocks(T, address)
+
+
+@_c_function
+def zero_one_sync(T):
+    return lambda address: zero_one_sync_blocks(T, address)
+
+
+@_c_function
+def lamb_follow(T):
+    return lambda address: lamb_follow_blocks(T, address)
+
+
+@_c_function
+def largest(T):
+    """After lamb_follow."""
+    return lambda address: finish_largest(T, record(TASK, address))
 
 
 @_c_function

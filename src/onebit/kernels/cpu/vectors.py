@@ -122,6 +122,49 @@ def store(typing, address, value):
 
 
 @intrinsic
+def store_past_caches(typing, address, value):
+    """Write a Vector to an address that is a multiple of 64, without reading what is there first.
+
+    Another thread may see it only after `fence`.
+    """
+
+    def generate(context, builder, signature, args):
+        place = builder.inttoptr(args[0], args[1].type.as_pointer())
+        instruction = builder.store(args[1], place, align=64)
+        one = ir.Constant(ir.IntType(32), 1)
+        instruction.set_metadata("nontemporal", builder.module.add_metadata([one]))
+        return context.get_dummy_value()
+
+    return types.void(address, value), generate
+
+
+@intrinsic
+def fence(typing):
+    """What was written before is visible to whoever sees what is written after."""
+
+    def generate(context, builder, signature, args):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def prefetch(typing, address):
+    """Ask for the cache line at an address, which need not be valid."""
+
+    def generate(context, builder, signature, args):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        options = (number(0), number(3), number(1))  # for reading, into every cache, data
+        builder.call(function, (builder.inttoptr(args[0], byte), *options))
+        return context.get_dummy_value()
+
+    return types.void(address), generate
+
+
+@intrinsic
 def fetch_and_increment(typing, address):
     """The int64 at an address, which grows by one. No two threads get the same value."""
 
@@ -186,6 +229,24 @@ def sign_bits(typing, x):
 def nonzero_bits(typing, x):
     """Bits: x != 0. NaN counts as not zero."""
     return BITS(x), _comparison("fcmp_unordered", "!=")
+
+
+@intrinsic
+def nan_bits(typing, x):
+    """Bits: x is NaN."""
+    return BITS(x), _comparison("fcmp_unordered", "uno")
+
+
+@intrinsic
+def finite_bits(typing, x):
+    """Bits: x is neither NaN nor infinite."""
+    compare = _comparison("fcmp_ordered", "==")
+
+    def generate(context, builder, signature, args):
+        difference = builder.fsub(args[0], args[0])  # 0, or NaN
+        return compare(context, builder, signature, (difference,))
+
+    return BITS(x), generate
 
 
 @intrinsic
