@@ -41,7 +41,12 @@ class Machine:
 BY_NAME = "optimizer=NAME"
 LOCAL = Machine(workers=4, flops=4e10, gbits=None)
 # 64 V100 at a third of their peak, and the Ethernet's bandwidth as the paper measured it.
-MACHINES = {"smoke": LOCAL, "laptop": LOCAL, "paper": Machine(workers=64, flops=4e13, gbits=4.1)}
+MACHINES = {
+    "smoke": LOCAL,
+    "laptop": LOCAL,
+    "workstation": LOCAL,
+    "paper": Machine(workers=64, flops=4e13, gbits=4.1),
+}
 
 
 @dataclass(frozen=True)

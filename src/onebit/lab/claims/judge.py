@@ -2,17 +2,29 @@
 
 import argparse
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 
 import pandas as pd
 
 from onebit.lab.claims import CLAIMS, Claim, rows_of, statistic_by_seed
-from onebit.lab.claims.statistics import LEVEL, TAIL, Interval, mean_interval, prediction_interval
+from onebit.lab.claims.statistics import (
+    LEVEL,
+    POWER,
+    TAIL,
+    Interval,
+    least_detectable,
+    mean_interval,
+    prediction_interval,
+)
 from onebit.lab.runs.load import RESULTS, TUNING_SEED
 from onebit.lab.runs.metadata import ROOT
 
 FEWEST_SEEDS = 3
+WORKSTATION_SEEDS = 5
+# The profiles whose runs can judge a claim that names `laptop`, the larger one first.
+LOCAL_PROFILES = ("workstation", "laptop")
 VERDICTS = ("reproduced", "partly", "not reproduced", "not judged", "needs a cluster")
 # The claims that the README shows, whatever their verdict; all others are in results/CLAIMS.md.
 HEADLINES = ("C1", "C4", "C8", "Z1", "L1", "S2")
@@ -23,22 +35,44 @@ MARKERS = "<!-- claims: written by make claims -->", "<!-- end of claims -->"
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim, the interval of its statistic, and what follows from its rule."""
+    """A claim, the interval of its statistic, and what follows from its rule.
+
+    Attributes:
+        beside: the same claim judged by the runs of a smaller profile; None: there are none.
+    """
 
     claim: Claim
     interval: Interval
     verdict: str
     detail: str
+    beside: "Judgement | None" = None
 
     def ours(self) -> str:
         """The statistic with its interval, then the same result in the paper's own units."""
         return self.claim.shown(self.interval) + (f"; {self.detail}" if self.detail else "")
 
+    def detectable(self) -> str:
+        """The least detectable difference, which only an interval over seeds has."""
+        if self.claim.folder == "speed":
+            return ""
+        difference = least_detectable(self.interval)
+        return "" if isnan(difference) else self.claim.shown(difference).lstrip("+")
 
-def verdict(interval: Interval, accepts: tuple[float, float]) -> str:
+    def beside_text(self) -> str:
+        """'laptop: partly, +1.0% [-1.0%, +3.0%], n = 3'; empty if there is nothing beside it."""
+        other = self.beside
+        if other is None:
+            return ""
+        shown = other.claim.shown(other.interval)
+        return f"{other.claim.profile}: {other.verdict}, {shown}, n = {other.interval.n}"
+
+
+def verdict(
+    interval: Interval, accepts: tuple[float, float], fewest_seeds: int = FEWEST_SEEDS
+) -> str:
     """What a rule says of an interval; claims/__init__.py has the words."""
     low, high = accepts
-    if interval.n < FEWEST_SEEDS:
+    if interval.n < fewest_seeds:
         return "not judged"
     if low <= interval.low and interval.high <= high:
         return "reproduced"
@@ -54,7 +88,23 @@ def judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if claim.profile == "paper" and not interval.n:
         return Judgement(claim, interval, "needs a cluster", "")
     detail = claim.detail(rows) if interval.n else ""
-    return Judgement(claim, interval, verdict(interval, claim.accepts), detail)
+    fewest = WORKSTATION_SEEDS if claim.profile == "workstation" else FEWEST_SEEDS
+    return Judgement(claim, interval, verdict(interval, claim.accepts, fewest), detail)
+
+
+def at_profiles(claim: Claim) -> list[Claim]:
+    """The claim for each profile whose runs can judge it, the largest first."""
+    if claim.profile not in LOCAL_PROFILES:
+        return [claim]
+    return [replace(claim, profile=profile) for profile in LOCAL_PROFILES]
+
+
+def largest(judgements: list[Judgement]) -> Judgement:
+    """The first of one claim's judgements that has enough seeds, or else the last; the other one
+    stands beside it."""
+    *larger, last = judgements
+    judged = [judgement for judgement in larger if judgement.verdict != "not judged"]
+    return replace(judged[0], beside=last) if judged else last
 
 
 def consistent(claim: Claim, committed: pd.DataFrame, live: pd.DataFrame) -> str:
@@ -71,10 +121,13 @@ def judge_all(root: Path = RESULTS) -> list[Judgement]:
     read = {}
     judgements = []
     for claim in CLAIMS:
-        source = (claim.name if claim.read else claim.folder, claim.experiment, claim.profile)
-        if source not in read:
-            read[source] = rows_of(claim, root)
-        judgements.append(judge(claim, read[source]))
+        found = []
+        for one in at_profiles(claim):
+            source = (one.name if one.read else one.folder, one.experiment, one.profile)
+            if source not in read:
+                read[source] = rows_of(one, root)
+            found.append(judge(one, read[source]))
+        judgements.append(largest(found))
     return judgements
 
 
@@ -104,6 +157,10 @@ laptop's model sizes and learning rates, so it is left out.
 
 How to read the table:
 
+- A claim is judged by the runs of the largest profile that has enough of them: `workstation` needs
+  {WORKSTATION_SEEDS} seeds, all others {FEWEST_SEEDS}. *Beside* is the verdict of the smaller one.
+- *Detectable* is the least difference that a test at {1 - LEVEL:.0%} finds with a power of
+  {POWER:.0%}, given n seeds that differ as these do.
 - *Ours* is the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed. For S1 to S3 it
   is the median over n rounds with their 10th and 90th percentile.
 - *Measured as* says what the number is and which direction is better. A number in % is a ratio: a
@@ -120,14 +177,15 @@ The verdicts:
 - *Reproduced*: the interval lies where the rule wants it.
 - *Not reproduced*: the interval lies outside.
 - *Partly*: the interval lies across the border.
-- *Not judged*: there are fewer than {FEWEST_SEEDS} seeds.
+- *Not judged*: there are too few seeds.
 - *Needs a cluster*: only the paper's hardware can tell.
 """
 
 
 def report(judgements: list[Judgement]) -> str:
     """The text of results/CLAIMS.md."""
-    header = ["", "claim", "rule", "measured as", "paper", "ours", "n", "runs", "verdict"]
+    header = ["", "claim", "rule", "measured as", "paper", "ours", "n", "detectable"]
+    header += ["runs", "verdict", "beside"]
     lines = [
         [
             judgement.claim.name,
@@ -137,8 +195,10 @@ def report(judgements: list[Judgement]) -> str:
             judgement.claim.paper(),
             judgement.ours(),
             str(judgement.interval.n),
+            judgement.detectable(),
             f"{judgement.claim.experiment}, {judgement.claim.profile}",
             f"**{judgement.verdict}**",
+            judgement.beside_text(),
         ]
         for judgement in judgements
     ]

@@ -19,6 +19,7 @@ from onebit.lab.runs.load import by_tensor, paper_curve, paper_number
 
 TAIL = 0.1
 LEVEL = 0.95
+POWER = 0.8
 # Another CPU rounds differently, which is not another result. All statistics are ratios to 1, so
 # one floor serves them all.
 FLOOR = 0.005
@@ -58,6 +59,19 @@ def mean_interval(values: np.ndarray) -> Interval:
     A mean that is infinite, because a run diverged, is its own interval.
     """
     return _t_interval(values, variance_factor=1 / max(len(values), 1))
+
+
+def least_detectable(interval: Interval) -> float:
+    """The difference that a two-sided test at 1 - LEVEL finds with a power of POWER.
+
+    (t_{0.975, n-1} + t_{0.8, n-1}) s / sqrt(n), with s / sqrt(n) from the interval's half-width;
+    nan for fewer than two seeds.
+    """
+    if interval.n < 2 or not isfinite(interval.mean):
+        return nan
+    half = (interval.high - interval.low) / 2
+    two_sided, power = (stats.t.ppf(p, interval.n - 1) for p in ((1 + LEVEL) / 2, POWER))
+    return half * (1 + power / two_sided)
 
 
 def prediction_interval(values: np.ndarray) -> Interval:
