@@ -3,6 +3,7 @@
 `flat` may be overwritten. Compression errors stay inside the object.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -69,6 +70,7 @@ class CompressedAllreduce:
             compressor are a function of (seed, stream, round, rank, side), where the side is worker
             or server. To resume a run exactly, pass the number of its rounds.
         stream: separates the random draws from those of this rank's other allreduces.
+        check_scales: whether scales that are negative or not finite are an error.
     """
 
     def __init__(
@@ -82,19 +84,22 @@ class CompressedAllreduce:
         feedback: bool = True,
         rounds: int = 0,
         stream: int = 0,
+        check_scales: bool = True,
     ):
         self.communicator = communicator
         self.layout = layout
         self.rounds = rounds
         self._feedback = feedback
         self._stream = stream
+        self._check_scales = check_scales
         in_place = in_place and feedback
         self.compressor = compressor(layout.worker_partition(active), dtype)
         self.partition = self.compressor.partition
         self._worker = self.compressor.with_feedback(in_place)
-        self._server = compressor(
+        self._server_compressor = compressor(
             layout.server_partition(communicator.rank, self.partition), dtype
-        ).with_feedback(in_place)
+        )
+        self._server = self._server_compressor.with_feedback(in_place)
 
     @property
     def worker_error(self) -> Tensor:
@@ -131,7 +136,28 @@ class CompressedAllreduce:
         """Lines 8 to 11: the compressed mean z_bar, uint8 [W, row_bytes], equal on every rank."""
         received = self.communicator.all_to_all(payload)  # line 8
         payload = self._server.average(received, self._generator(side=1))  # lines 9 and 10
-        return self.communicator.all_gather(payload[0])  # line 11
+        gathered = self.communicator.all_gather(payload[0])  # line 11
+        if self._check_scales:
+            self._check(received, gathered)
+        return gathered
+
+    def _check(self, received: Tensor, gathered: Tensor) -> None:
+        """Raise RuntimeError unless the scales of both messages are finite and at least 0.
+
+        One look after both collectives, so that a rank which fails leaves none waiting in this
+        round. A server's scales follow from all workers', so that all ranks see what is not finite.
+        """
+        own = self._server_compressor.scales(received[:, None])
+        scales = self.compressor.scales(gathered)
+        if own is None or scales is None:
+            return
+        sound = [((x >= 0) & (x < math.inf)).all() for x in (own, scales)]
+        if not bool(sound[0] & sound[1]):
+            raise RuntimeError(
+                "the ranks have exchanged scales that are negative or not finite: a message was "
+                "altered on its way, or a gradient is not finite and check_finite is False. "
+                "Nothing of it was applied: end the job, and resume from the last checkpoint"
+            )
 
     def commit(self) -> None:
         """The errors of the last round become the errors that the next one adds."""

@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from onebit.comm import Communicator, TorchDistributed
+from onebit.optim.agreement import remember_names
 from onebit.optim.optimizer import DistributedOptimizer
 
 
@@ -41,6 +42,7 @@ def attach(
     _check_kinds(ddp_model, optimizer)
     _check_ranks(ddp_model.process_group, optimizer.communicator)
     _check_parameters(ddp_model, optimizer)
+    remember_names(ddp_model.module)
     try:
         ddp_model.register_comm_hook(None, keep_local)
     except RuntimeError as error:

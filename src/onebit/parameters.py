@@ -3,7 +3,7 @@
 import torch
 
 from onebit.comm import Communicator, default_communicator
-from onebit.optim.agreement import check_same_on_all_ranks, line
+from onebit.optim.agreement import check_same_on_all_ranks, line, remember_names
 
 
 @torch.no_grad()
@@ -32,6 +32,7 @@ def broadcast_parameters(model: torch.nn.Module, communicator: Communicator | No
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if not tensors:
         return
+    remember_names(model)
     check_same_on_all_ranks(
         communicator,
         [line(name, f"shape {tuple(x.shape)}", str(x.dtype)) for name, x in tensors],

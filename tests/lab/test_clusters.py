@@ -150,7 +150,8 @@ def test_a_cluster_of_a_living_launcher_is_left_alone():
 def test_a_signal_removes_the_cluster(number):
     before = namespaces()
     script = (
-        "import time\nfrom onebit.lab.bench import network\n"
+        "import signal, time\nfrom onebit.lab.bench import network\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's `&` ignores it
         "with network.cluster(4):\n    print('up', flush=True)\n    time.sleep(60)"
     )
     process = subprocess.Popen(

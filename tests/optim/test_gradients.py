@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from helpers.small_runs import everything, make, same, step
+from helpers.optimizer_kinds import KINDS
+from helpers.small_runs import everything, make, same, saved, step
 
 import onebit
 from onebit.comm import Single, run_threads
@@ -23,6 +24,58 @@ def test_a_missing_gradient_counts_as_zero_and_hangs_nobody():
         run_threads(2, lambda c: run(c, True)), run_threads(2, lambda c: run(c, False))
     ):
         assert same(with_none, with_zeros)
+
+
+def steps_of_the_first_parameter(run, count, rank, others=()):
+    """Give the first parameter gradients, and `others` too; the rest have none."""
+    for t in range(count):
+        for i, p in enumerate(run.params):
+            p.grad = torch.full(p.shape, 0.1 * (t + 1 + rank)) if i in (0, *others) else None
+        run.optimizer.step()
+
+
+@pytest.mark.report("P01")
+@pytest.mark.parametrize("kind, options", KINDS)
+def test_weight_decay_leaves_alone_what_never_had_a_gradient(kind, options):
+    """Until some rank has a gradient of it; from then on a missing gradient counts as zero."""
+
+    def run(communicator):
+        rank = communicator.rank
+        run = make(communicator, kind, weight_decay=0.1, lr=0.1, **options)
+        start = run.params[1].detach().clone()
+        steps_of_the_first_parameter(run, 8, rank)
+        untouched = torch.equal(run.params[1], start)
+        steps_of_the_first_parameter(run, 1, rank, others=(1,) if rank == 1 else ())
+        steps_of_the_first_parameter(run, 1, rank)
+        resumed = make(communicator, kind, weight_decay=0.1, lr=0.1, **options)
+        resumed.optimizer.load_state_dict(saved(run.optimizer))
+        for q, p in zip(resumed.params, run.params):
+            q.data.copy_(p.data)
+        for each in (run, resumed):
+            steps_of_the_first_parameter(each, 1, rank)
+        return untouched, torch.equal(run.params[1], start), everything(run), everything(resumed)
+
+    (untouched, at_start, first, again), (other_untouched, _, second, _) = run_threads(2, run)
+    assert untouched and other_untouched and not at_start
+    assert same(first, again)
+    assert kind.trains_apart or same(first[:2], second[:2])
+
+
+@pytest.mark.report("F06")
+@pytest.mark.parametrize("tell", ["broadcast", "named parameters"])
+def test_parameters_that_start_alike_in_another_order_are_an_error(tell):
+    def run(communicator):
+        norms = torch.nn.ModuleList([torch.nn.LayerNorm(8), torch.nn.LayerNorm(8)])
+        if tell == "broadcast":
+            onebit.broadcast_parameters(norms, communicator)
+        named = list(norms.named_parameters())[:: -1 if communicator.rank else 1]
+        params = named if tell == "named parameters" else [p for _, p in named]
+        optimizer = onebit.OneBitAdam(params, warmup=3, communicator=communicator)
+        norms[1](norms[0](torch.ones(8))).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(RuntimeError, match="the ranks differ: rank 0 has .*0.weight"):
+        run_threads(2, run)
 
 
 def test_zero_gradients_change_nothing_in_either_phase():

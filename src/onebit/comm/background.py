@@ -4,7 +4,8 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -31,31 +32,58 @@ class Background:
     """
 
     def __init__(self, device: torch.device):
-        self._calls: queue.SimpleQueue = queue.SimpleQueue()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._thread: threading.Thread | None = None
+
+    def _start(self) -> threading.Thread:
+        """Start the thread, at the first call, and again in a forked child, which lacks it."""
+        self._calls: queue.SimpleQueue = queue.SimpleQueue()
         # The thread holds the queue only and not this object, whose end stops it. It is a daemon,
         # so that a rank which waits in vain can be ended.
-        threading.Thread(
+        self._thread = threading.Thread(
             target=_work,
             args=(self._calls, torch.get_num_threads()),
             name="onebit exchange",
             daemon=True,
-        ).start()
+        )
+        self._thread.start()
         weakref.finalize(self, self._calls.put, None)
+        return self._thread
 
     def submit(self, call: Callable, *args: Any) -> Future:
         """call(*args) in the background, on what the current stream has computed by now.
 
         `result()` waits for the result and raises the error, if there was one.
         """
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            thread = self._start()
         if self._stream is None:
-            future: Future = Future()
+            future: Future = _ThreadFuture(thread)
             self._calls.put((future, call, args))
             return future
-        return _on_stream(self._calls, self._stream, call, args)
+        return _on_stream(self._calls, thread, self._stream, call, args)
 
 
-class _StreamFuture(Future):
+class _ThreadFuture(Future):
+    """A Future that fails once the thread that would complete it is gone."""
+
+    def __init__(self, thread: threading.Thread):
+        super().__init__()
+        self._thread = thread
+
+    def result(self, timeout=None):
+        while timeout is None and not self.done() and self._thread.is_alive():
+            wait([self], timeout=1)
+        if timeout is None and not self.done():
+            raise RuntimeError(
+                "the thread that ran this exchange is gone: the process was forked between "
+                "backward and step(). Fork before backward or after step()"
+            )
+        return super().result(timeout)
+
+
+class _StreamFuture(_ThreadFuture):
     """A Future whose result the current stream may use."""
 
     def result(self, timeout=None):
@@ -67,7 +95,15 @@ class _StreamFuture(Future):
         return tensors
 
 
-def _on_stream(calls, stream, call, args):
+def results(futures: list[Future]) -> list:
+    """Their results. If one fails, its error comes once nothing is under way any more."""
+    for future in futures:
+        with suppress(Exception):
+            future.result()
+    return [future.result() for future in futures]
+
+
+def _on_stream(calls, thread, stream, call, args):
     ready = torch.cuda.current_stream(stream.device).record_event()
 
     def on_stream():
@@ -77,7 +113,7 @@ def _on_stream(calls, stream, call, args):
                 tensor.record_stream(stream)
             return call(*args), stream.record_event()
 
-    future = _StreamFuture()
+    future = _StreamFuture(thread)
     calls.put((future, on_stream, ()))
     return future
 

@@ -52,7 +52,8 @@ class Communicator(ABC):
             raise ValueError(f"all_to_all takes uint8 [{self.size}, k], not {_described(x)}")
         if self.size == 1 or x.numel() == 0:
             return x.clone()
-        result = self._all_to_all(self._staged(x.contiguous())).to(x.device)
+        received = self._all_to_all(self._staged(x.contiguous()))
+        result = self._received(received, tuple(x.shape), x.device)
         self._count(x.nbytes - x[0].nbytes)
         return result
 
@@ -65,7 +66,8 @@ class Communicator(ABC):
             raise ValueError(f"all_gather takes uint8 [k], not {_described(x)}")
         if self.size == 1 or x.numel() == 0:
             return x.repeat(self.size, 1)
-        result = self._all_gather(self._staged(x.contiguous())).to(x.device)
+        received = self._all_gather(self._staged(x.contiguous()))
+        result = self._received(received, (self.size, len(x)), x.device)
         self._count((self.size - 1) * x.nbytes)
         return result
 
@@ -94,6 +96,20 @@ class Communicator(ABC):
 
         All ranks must call it.
         """
+
+    def close(self) -> None:
+        """Give back what `duplicate` took, such as a process group. Nothing else is closed."""
+        return
+
+    def _received(self, x: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """x on `device`. Raises RuntimeError unless the backend gave it this shape."""
+        if tuple(x.shape) != shape:
+            raise RuntimeError(
+                f"rank {self.rank} of {self.size} received {_described(x)} instead of "
+                f"{list(shape)} bytes: a message was cut off or altered, or another rank is in "
+                "another collective. End the job, and resume from the last checkpoint"
+            )
+        return x.to(device)
 
     def _ordered_mean(self, x: Tensor, wire_dtype: torch.dtype) -> Tensor:
         sent = x.flatten().to(wire_dtype)

@@ -122,13 +122,16 @@ class Mpi(Communicator):
 
 @contextmanager
 def abort_on_error(communicator: Mpi) -> Iterator[None]:
-    """An error on one rank prints its traceback and ends the whole job at once.
+    """An error on one rank, of whatever kind, prints its traceback and ends the whole job at once.
 
-    Without this, the other ranks would wait for the failed one until their time-out.
+    sys.exit() with code 0 is no error. Without this, the other ranks would wait for the failed one
+    until their time-out.
     """
     try:
         yield
-    except Exception:
+    except BaseException as error:  # KeyboardInterrupt and sys.exit(1) leave the others waiting too
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            raise
         traceback.print_exc()
         sys.stderr.flush()
         communicator.comm.Abort(1)

@@ -5,6 +5,7 @@ This is the readable definition of the other backends.
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,20 +23,22 @@ class _Meeting:
         self.slots: list[tuple[str, Tensor]] = [("no collective", torch.empty(0))] * size
         self.barrier = threading.Barrier(size)
         self.duplicates: dict[int, _Meeting] = {}
+        self.first_error: BaseException | None = None
 
     def duplicate(self, number: int) -> "_Meeting":
         """The meeting of the ranks' `number`th duplicates."""
         # setdefault is one operation, so that all ranks get the same one.
         meeting = self.duplicates.setdefault(number, _Meeting(len(self.slots), self.timeout))
         if self.barrier.broken:
-            meeting.abort()
+            meeting.abort(self.first_error)
         return meeting
 
-    def abort(self) -> None:
-        """Release all ranks that wait, here or in a duplicate, now and later."""
+    def abort(self, error: BaseException | None) -> None:
+        """Release all ranks that wait, here or in a duplicate, now and later: see `error`."""
+        self.first_error = self.first_error or error
         self.barrier.abort()
         for duplicate in self.duplicates.values():
-            duplicate.abort()
+            duplicate.abort(error)
 
     def exchange(
         self, rank: int, name: str, x: Tensor, read: Callable, timeout: float | None
@@ -64,13 +67,19 @@ class _Meeting:
         return result
 
     def _wait(self, rank: int, name: str, timeout: float | None) -> None:
+        began = time.monotonic()
         try:
             self.barrier.wait(timeout)
         except threading.BrokenBarrierError:
+            waited = timeout is not None and time.monotonic() - began >= timeout
+            if self.first_error is not None or not waited:
+                raise RuntimeError(
+                    f"rank {rank} was released from {name}, because another rank has failed"
+                ) from self.first_error
             raise RuntimeError(
-                f"rank {rank} waited in {name} for a rank that failed or did not come within "
-                f"{self.timeout} s. Every rank must call the same collectives. If a rank is only "
-                "slow, raise run_threads(timeout=)."
+                f"rank {rank} waited in {name} for a rank that did not come within {timeout} s. "
+                "Every rank must call the same collectives. If a rank is only slow, raise "
+                "run_threads(timeout=)."
             ) from None
 
 
@@ -127,14 +136,14 @@ def run_threads(size: int, fn: Callable[[Communicator], Any], timeout: float = 6
         except BaseException as error:  # of whatever kind: it must end the other ranks
             error.add_note(f"raised by rank {rank} of {size} threads")
             outcomes.put((rank, None, error))
-            meeting.abort()
+            meeting.abort(error)
 
     for rank in range(size):
         threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True).start()
     try:
         return _collected(size, outcomes, timeout)
     finally:
-        meeting.abort()  # on Ctrl-C too
+        meeting.abort(None)  # on Ctrl-C too
 
 
 def _collected(size: int, outcomes: queue.SimpleQueue, timeout: float) -> list:

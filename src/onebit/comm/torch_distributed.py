@@ -37,6 +37,7 @@ class TorchDistributed(Communicator):
             )
         default: Any = dist.group.WORLD
         self.group: dist.ProcessGroup = default if group is None else group
+        self._owns_group = False
         rank = dist.get_rank(self.group)
         if rank < 0:
             raise ValueError(
@@ -56,7 +57,16 @@ class TorchDistributed(Communicator):
         timeout = self.group._get_backend(self.device or torch.device("cpu")).options._timeout
         group = dist.new_group(ranks, timeout, backends, use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)  # this rank is a member
-        return TorchDistributed(group, self.ordered)
+        duplicate = TorchDistributed(group, self.ordered)
+        duplicate._owns_group = True
+        return duplicate
+
+    def close(self) -> None:
+        """Destroy the process group that `duplicate` made."""
+        if self._owns_group and dist.is_initialized():
+            self._owns_group = False
+            if self.group in dist.distributed_c10d._world.pg_map:
+                dist.destroy_process_group(self.group)
 
     def _all_to_all(self, x: Tensor) -> Tensor:
         result = torch.empty_like(x)

@@ -42,6 +42,11 @@ class Compressor(ABC):
     def decompress(self, payload: Tensor) -> Tensor:
         """uint8 [..., rows, row_bytes] -> C[x], float [..., n]."""
 
+    def scales(self, payload: Tensor) -> Tensor | None:
+        """The few numbers in a payload uint8 [rows, row_bytes] that scale all others, which are
+        finite and at least 0 unless something is wrong; None: there are none."""
+        return None
+
     @abstractmethod
     def error_bound(self) -> Tensor:
         """q of each group, float64 [groups]: ||C[x] - x||_2 <= q ||x||_2 for every x.
@@ -98,6 +103,7 @@ class ErrorFeedback:
 
     @error.setter
     def error(self, value: Tensor) -> None:
+        check_error(value, self.compressor)
         self._error = value.clone()
 
     def compress(self, terms: Terms, generator: Generator | None = None) -> Tensor:
@@ -116,3 +122,13 @@ class ErrorFeedback:
         payload = self.compressor.compress(compensated, generator)
         self._next = compensated - self.compressor.decompress(payload)
         return payload
+
+
+def check_error(value: Tensor, compressor: Compressor) -> None:
+    """Raise ValueError unless `value` can be the error of this compressor."""
+    size, dtype = compressor.partition.size, compressor.dtype
+    if value.shape != (size,) or value.dtype != dtype:
+        raise ValueError(
+            f"this compression error has {size} elements of {dtype}, not {tuple(value.shape)} of "
+            f"{value.dtype}"
+        )

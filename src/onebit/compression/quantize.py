@@ -77,6 +77,9 @@ class Quantize(Compressor):
         blocks = k.view(*k.shape[:-1], -1, ALIGNMENT) / self.levels
         return (blocks * per_block(norms, self.partition.piece_lengths.flatten())).flatten(-2)
 
+    def scales(self, payload: Tensor) -> Tensor:
+        return torch_ops.split_payload(self.partition, payload, self.dtype, self.bits)[1]
+
     def error_bound(self) -> Tensor:
         d, s = self.partition.counts, self.levels
         if self.seed is not None:

@@ -2,7 +2,7 @@ import torch
 from torch import Generator, Tensor
 
 from onebit import kernels
-from onebit.compression.base import Compressor
+from onebit.compression.base import Compressor, check_error
 from onebit.kernels import torch_ops
 from onebit.kernels.torch_ops import Terms
 from onebit.layout import Partition
@@ -34,6 +34,9 @@ class Sign(Compressor):
 
     def decompress(self, payload: Tensor) -> Tensor:
         return torch_ops.decode(self.partition, payload, self.dtype)
+
+    def scales(self, payload: Tensor) -> Tensor:
+        return torch_ops.split_payload(self.partition, payload, self.dtype)[1]
 
     def error_bound(self) -> Tensor:
         return torch_ops.square_root(2 - 2 / torch_ops.square_root(self.partition.counts))
@@ -73,6 +76,7 @@ class SignFeedback:
 
     @error.setter
     def error(self, value: Tensor) -> None:
+        check_error(value, self.compressor)
         self._compensated, self._spare = value.clone(), None
         self._scales = torch.zeros_like(self._scales)
 

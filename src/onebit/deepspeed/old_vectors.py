@@ -135,7 +135,11 @@ def own_facts(
     optimizer: Optimizer, groups: list[dict], entries: list[dict], steps: int, holds_errors: bool
 ) -> dict:
     """What is known of the state beside its tensors. `groups`: with the options of the file."""
-    facts: dict[str, Any] = {"holds_errors": holds_errors, "errors_are_shared": False}
+    facts: dict[str, Any] = {
+        "holds_errors": holds_errors,
+        "errors_are_shared": False,
+        "with_gradient": [i for i, entry in enumerate(entries) if entry],
+    }
     known = next((entry for entry in entries if entry), {})
     if "var_interval" in known:
         return facts | _interval_facts(optimizer, groups, known, steps)

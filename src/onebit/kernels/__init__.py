@@ -4,6 +4,7 @@
 bits in one pass over the memory.
 """
 
+import os
 import warnings
 from functools import cache
 from importlib import import_module
@@ -33,6 +34,13 @@ def for_device(kind: str) -> ModuleType:
         warnings.warn(
             f"there are no compiled kernels for {kind!r}: compression runs in plain torch, which "
             "is many times slower",
+            stacklevel=3,
+        )
+        return torch_ops
+    if kind == "cpu" and int(os.environ.get("NUMBA_DISABLE_JIT") or 0):
+        warnings.warn(
+            "NUMBA_DISABLE_JIT is set, so that nothing can be compiled: compression runs in plain "
+            "torch, which is many times slower",
             stacklevel=3,
         )
         return torch_ops

@@ -21,8 +21,8 @@ class DistributedAdam(DistributedOptimizer):
     with m_hat = m / (1 - beta1^t), v_hat = v / (1 - beta2^t), or m and v themselves if
     bias_correction is False (as in the papers). One all_reduce a step. With one rank it equals
     torch.optim.AdamW (Loshchilov and Hutter, 2019), except that a gradient that is None counts as
-    zero here, where torch leaves the parameter alone. m is in units of the gradient, v in their
-    square.
+    zero here, where torch leaves the parameter alone; both leave alone what has never had a
+    gradient. m is in units of the gradient, v in their square.
 
     Args:
         params: parameters, named parameters, or groups of them.

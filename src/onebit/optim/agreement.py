@@ -9,9 +9,11 @@ import math
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from onebit.comm import Communicator
 from onebit.optim.validation import describe_option, has_sparse_gradient
@@ -19,6 +21,9 @@ from onebit.optim.validation import describe_option, has_sparse_gradient
 # 16 bytes: squared norm of the local gradients, masked gradient elements, digest of the options
 _MESSAGE = struct.Struct("<dII")
 _MOST = 2**32 - 1
+# The names of parameters in the modules that `remember_names` has seen.
+_NAMES = WeakTensorKeyDictionary()
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Agreement(NamedTuple):
@@ -66,6 +71,19 @@ def gather_bytes(communicator: Communicator, data: bytes, device: torch.device) 
     """Every rank's `data`, byte strings of one length, in rank order."""
     sent = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
     return [bytes(row.tolist()) for row in communicator.all_gather(sent)]
+
+
+def ranks_with(
+    communicator: Communicator, flags: Sequence[bool], options: str, device: torch.device
+) -> tuple[list[bool], bool]:
+    """(whether each flag is set on any rank, whether all ranks have the same `options`).
+
+    One all_gather of a byte for each flag and 4 more.
+    """
+    digest = struct.pack("<I", zlib.crc32(options.encode()))
+    rows = gather_bytes(communicator, bytes(flags) + digest, device)
+    columns = zip(*(row[: len(flags)] for row in rows))
+    return [any(column) for column in columns], len({row[len(flags) :] for row in rows}) == 1
 
 
 # ---- one factor: clipping, and torch.amp.GradScaler
@@ -117,13 +135,50 @@ def check_scaler_may_step(optimizer: torch.optim.Optimizer, overlap: bool) -> No
 
 def describe_options(group: Mapping[str, Any], names: Iterable[str]) -> str:
     """These options of a parameter group as text, the same on ranks that have the same."""
-    return "; ".join(f"{name}={group[name]}" for name in names)
+    return "; ".join(f"{name}={canonical(group[name])}" for name in names)
+
+
+def canonical(value: Any) -> Any:
+    """An option such that equal ones have one text: 1, 1.0 and a tensor of 1 alike, and a list as
+    a tuple."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(canonical, value))
+    if torch.is_tensor(value) and value.numel() == 1:
+        return float(value)
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else value
+
+
+def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """A number for each tensor, which changes with any one of its elements.
+
+    On the CPU it is `checksum`. A GPU sums the elements, read as whole numbers, which is quicker
+    there than to copy them; it does not see elements that have changed places.
+    """
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return [checksum(tensor) for tensor in tensors]
+    words = (tensor.detach().view(_WHOLE[tensor.dtype.itemsize]) for tensor in tensors)
+    sums = [word.sum(dtype=torch.int64) for word in words]
+    return torch.stack([x.to(sums[0].device) for x in sums]).tolist()
 
 
 def checksum(tensor: torch.Tensor) -> int:
     """CRC-32 of a tensor's bytes, row-major."""
     flat = tensor.detach().reshape(-1).contiguous()
     return zlib.crc32(flat.view(torch.uint8).cpu().numpy()) if flat.numel() else 0
+
+
+def remember_names(module: torch.nn.Module) -> None:
+    """From now on the ranks compare the names of this module's parameters as well.
+
+    Norm weights and biases start alike, so that without names a rank which lists them in another
+    order goes unnoticed.
+    """
+    _NAMES.update(dict((p, name) for name, p in module.named_parameters()))
+
+
+def name_of(p: torch.Tensor) -> str | None:
+    """The name of a parameter in its module, if `remember_names` has seen that."""
+    return _NAMES.get(p)
 
 
 def describe_parameters(
@@ -160,7 +215,7 @@ def describe_optimizer(
     return line(
         kind,
         f"after {steps} steps",
-        *(f"{name}={describe_option(value)}" for name, value in {**facts, **options}.items()),
+        *(f"{name}={describe_option(canonical(x))}" for name, x in {**facts, **options}.items()),
         f"{'with' if scaled else 'without'} a GradScaler",
     )
 

@@ -1,6 +1,6 @@
 """Parameters that travel together, and their optimizer state as flat vectors."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +9,7 @@ from onebit import kernels
 from onebit.allreduce import CompressedAllreduce
 from onebit.kernels.torch_ops import Terms, block_sums, group_sums
 from onebit.layout import Layout, Partition
+from onebit.optim.validation import check_unchanged
 
 Group = dict[str, Any]
 
@@ -50,6 +51,7 @@ class Bucket:
             `optimizer.state`.
         tensor_scalars: what is kept for each tensor: attribute, and name in `optimizer.state` ->
             value at the start.
+        with_gradient: see `RunState`.
 
     Attributes:
         momentum, and the others of `vectors`: float [layout.size]; float64 if a parameter is,
@@ -72,10 +74,12 @@ class Bucket:
         compress: bool,
         vectors: Mapping[str, str],
         tensor_scalars: Mapping[str, float],
+        with_gradient: Container[torch.Tensor],
     ) -> None:
         self.compress = compress
         self.vectors = vectors
         self.tensor_scalars = tensor_scalars
+        self._with_gradient = with_gradient
         self.params = [p for _, params in contents for p in params]
         self.groups = [group for group, params in contents for _ in params]
         self.device = self.params[0].device
@@ -87,7 +91,7 @@ class Bucket:
         for attribute in vectors:
             setattr(self, attribute, self._zeros())
         for name, value in tensor_scalars.items():
-            setattr(self, name, torch.full((len(self.params),), value, dtype=torch.float64))
+            setattr(self, name, self._numbers(value))
         self.drop_errors()
         self._gradient = None
         self.spans, first = [], 0
@@ -96,6 +100,7 @@ class Bucket:
             first += len(params)
 
     allreduce: Any
+    packed: torch.Tensor | None = None
 
     if TYPE_CHECKING:  # the attributes that `vectors` and `tensor_scalars` name
 
@@ -103,6 +108,9 @@ class Bucket:
 
     def _zeros(self) -> torch.Tensor:
         return torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
+
+    def _numbers(self, value: float) -> torch.Tensor:
+        return torch.full((len(self.params),), value, dtype=torch.float64, device="cpu")
 
     # ---- compression errors and momentum
 
@@ -119,10 +127,18 @@ class Bucket:
         self.partition = self.layout.worker_partition()
 
     def errors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(worker error [layout.size], server error [layout.chunk])."""
+        """(worker error [layout.size], server error [layout.chunk]); zeros if there are none."""
+        return self._worker_error(), self._server_error()
+
+    def _worker_error(self) -> torch.Tensor:
+        """Float [layout.size]; zeros without errors."""
+        return self.allreduce.worker_error if self.allreduce else self._zeros()
+
+    def _server_error(self) -> torch.Tensor:
+        """Float [layout.chunk]; zeros without errors."""
         if self.allreduce:
-            return self.allreduce.worker_error, self.allreduce.server_error
-        return self._zeros(), torch.zeros(self.layout.chunk, dtype=self.dtype, device=self.device)
+            return self.allreduce.server_error
+        return torch.zeros(self.layout.chunk, dtype=self.dtype, device=self.device)
 
     @property
     def momentum(self) -> torch.Tensor:
@@ -145,9 +161,22 @@ class Bucket:
         values = {id(group): value(group) for group, _ in self.spans}
         return [values[id(group)] for group in self.groups]
 
+    def follow_groups(self, groups: Mapping[int, Group]) -> None:
+        """Read the options of other group objects from now on: id of a group -> its successor."""
+        self.groups = [groups[id(group)] for group in self.groups]
+        self.spans = [(groups[id(group)], span) for group, span in self.spans]
+
+    def check_tensors(self) -> None:
+        """Raise RuntimeError if a parameter or gradient is no longer what the layout was made for.
+
+        Kernels get addresses, and the lengths of the layout.
+        """
+        check_unchanged(self.params, self.layout.shapes, self.dtypes, self.device)
+
     def trained(self) -> list[torch.nn.Parameter | None]:
-        """Each parameter, or None if it is frozen."""
-        return [p if p.requires_grad else None for p in self.params]
+        """Each parameter, or None if it is to be left alone, even by weight decay: one that is
+        frozen, or has not had a gradient on any rank."""
+        return [p if p.requires_grad and p in self._with_gradient else None for p in self.params]
 
     def gradients(self) -> list[torch.Tensor | None]:
         """This rank's gradient of each parameter, or None."""
@@ -202,24 +231,50 @@ class Bucket:
             {
                 name: getattr(self, attribute)
                 for attribute, name in self.vectors.items()
-                if attribute != "momentum" or self.packed is None
+                if name in self.stored_names()
             }
         )
 
-    def everything(self, errors: bool) -> list[dict[str, torch.Tensor]]:
-        """For each parameter its whole state; what is not stored is computed.
+    def stored_names(self) -> list[str]:
+        """The names of what is `stored`."""
+        packed = None if self.packed is None else self.vectors["momentum"]
+        return [name for name in (*self.vectors.values(), *self.tensor_scalars) if name != packed]
+
+    def computed_names(self, i: int) -> list[str]:
+        """The names of the entries of parameter i that are not stored, see `computed`."""
+        packed = [] if self.packed is None else [self.vectors["momentum"]]
+        errors = ["worker_error", "server_error"] if self.allreduce else []
+        return packed + (errors if i == 0 else errors[:1])
+
+    def everything(self) -> list[dict[str, torch.Tensor]]:
+        """For each parameter its whole state without errors; what is not stored is computed."""
+        return self._by_parameter(
+            {name: getattr(self, attribute) for attribute, name in self.vectors.items()}
+        )
+
+    def copies(self, errors: bool) -> list[dict[str, torch.Tensor]]:
+        """For each parameter its whole state, as tensors that share no memory.
+
+        One vector after the other is computed and dropped, the largest temporaries first.
 
         Args:
             errors: include the compression errors. The server error belongs to a chunk, not to a
                 parameter, and stands with the first parameter, on every rank alike.
         """
-        vectors = {name: getattr(self, attribute) for attribute, name in self.vectors.items()}
-        if not errors:
-            return self._by_parameter(vectors)
-        vectors["worker_error"], server_error = self.errors()
-        entries = self._by_parameter(vectors)
-        entries[0]["server_error"] = server_error
-        return entries
+        found: list[dict[str, torch.Tensor]] = [{} for _ in self.params]
+        if errors:
+            self._copy("worker_error", self._worker_error(), found)
+            found[0]["server_error"] = self._server_error().clone()
+        for attribute, name in self.vectors.items():
+            self._copy(name, getattr(self, attribute), found)
+        for name in self.tensor_scalars:
+            for entries, value in zip(found, getattr(self, name)):
+                entries[name] = value.clone()
+        return found
+
+    def _copy(self, name: str, vector: torch.Tensor, found: list[dict[str, torch.Tensor]]) -> None:
+        for entries, view in zip(found, self.layout.views(vector)):
+            entries[name] = view.clone()
 
     def computed(self, name: str, i: int) -> torch.Tensor:
         """The entry `name` of parameter i, which is not stored. Raises KeyError if it has none."""

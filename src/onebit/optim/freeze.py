@@ -19,6 +19,13 @@ LARGEST_STEP = 100
 PIECE = 2**12
 
 
+NO_GRADIENT = (
+    "no coordinate of the compressed parameters had a gradient in the warm-up (or none above "
+    "1e-22, whose square is 0), so that none of them will be trained: check that the optimizer "
+    "holds the parameters of the model that is trained, and that backward reaches them"
+)
+
+
 class Policy:
     """Answers one question: is the warm-up over after t steps? This is the contract of all.
 
@@ -41,7 +48,7 @@ class Policy:
         """Take note of beta2; the optimizer calls this when it begins a warm-up."""
         if self.window is None:
             self.window = max(1, round(1 / (1 - beta2)))
-        self.norms = torch.full((self.window + 1,), math.nan, dtype=torch.float64)
+        self.norms = torch.full((self.window + 1,), math.nan, dtype=torch.float64, device="cpu")
         self.last = 0
 
     def wants(self, step: int) -> bool:

@@ -131,7 +131,7 @@ def lamb_step(
     for piece in in_pieces(bucket, [g, bucket.momentum, bucket.variance], betas):
         lamb_moments(*piece)
     ratios = trust_ratios(bucket, g, numbers, bounds)
-    bucket.coefficient.copy_(torch.tensor(ratios, dtype=torch.float64))
+    bucket.coefficient.copy_(torch.tensor(ratios, dtype=torch.float64, device="cpu"))
     descend(bucket, g, numbers)
 
 

@@ -35,6 +35,7 @@ class LocalSteps(DistributedOptimizer):
         if factor is None:
             return False
         self._warn_of_masked_gradients(masked)
+        self._begin_change()
         self._count_step()
         for bucket in self._run.buckets:
             if bucket.compress:

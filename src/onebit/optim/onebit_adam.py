@@ -13,6 +13,7 @@ from onebit.optim import notices
 from onebit.optim.bounded_steps import BoundedSteps
 from onebit.optim.bucket import Bucket, Group
 from onebit.optim.freeze import (
+    NO_GRADIENT,
     FixedSteps,
     Policy,
     large_steps,
@@ -73,8 +74,8 @@ class OneBitAdam(BoundedSteps):
             freeze, and m by 1 - beta1^t at every step.
         max_grad_norm: after the freeze it bounds sqrt(mean_i ||g_i||^2), since nobody knows the
             mean gradient by then.
-        check_finite: False together with max_grad_norm=None saves a pass over the gradients and
-            the 16 bytes. Then neither gradients that are not finite nor gradients of masked
+        check_finite: False together with max_grad_norm=None saves a pass over the
+            gradients. Then neither gradients that are not finite nor gradients of masked
             coordinates are noticed.
         variance_floor: at the freeze v becomes at least this fraction of its tensor's mean, so
             that nothing is masked; 0: mask.
@@ -90,9 +91,6 @@ class OneBitAdam(BoundedSteps):
     run_state = WarmupRun
     compresses = True
     takes_frozen_variance = True
-    masked_remedy = (
-        "Call restart_warmup(steps), put them in a group with compress=False, or set variance_floor"
-    )
 
     warmup: Policy = Option()
     variance_floor: float = Option()
@@ -139,6 +137,16 @@ class OneBitAdam(BoundedSteps):
         )
         self._begin_warmup(self._run.policy)
 
+    @property
+    def masked_remedy(self) -> str:  # type: ignore[override]
+        """The floor is a fraction of a tensor's mean variance, and so of no use where that is 0."""
+        floor = (
+            "; variance_floor cannot help a tensor that had no gradient at all"
+            if self.variance_floor
+            else ", or set variance_floor"
+        )
+        return f"Call restart_warmup(steps), put them in a group with compress=False{floor}"
+
     # ---- the contract of subclasses, beside that of `DistributedAdam`
 
     def _freeze(self) -> None:
@@ -162,6 +170,8 @@ class OneBitAdam(BoundedSteps):
                 raise_to_floor(bucket, self.variance_floor)
         run.variance_is_corrected |= self.bias_correction
         self._mask_and_compress()
+        if not any(bucket.partition.mask.any() for bucket in self._compressed):
+            self._warn(NO_GRADIENT)
         self._warn_of_small_variance()
         run.traffic_at_freeze = run.meter.last
 
@@ -316,6 +326,23 @@ class OneBitAdam(BoundedSteps):
             "restart_end": run.restart_end,
             "warmup": self.warmup.state_dict(),
         }
+
+    def _check_facts(self, facts: dict[str, Any], groups: list[Group]) -> None:
+        """What a policy has seen must fit it."""
+        super()._check_facts(facts, groups)
+        if facts.get("policy") != repr(self._run.policy):
+            return
+        policy = copy.deepcopy(self._run.policy)
+        policy.bind(max(group["betas"][1] for group in groups))
+        seen, own = facts.get("warmup"), policy.state_dict()
+        norms = seen.get("norms") if isinstance(seen, dict) else None
+        same = getattr(norms, "shape", None) == own["norms"].shape
+        if "restart_end" not in facts or not same:
+            raise ValueError(
+                "what the checkpoint says of its warm-up (restart_end, warmup) is missing or of "
+                "another length than this optimizer's: save the state_dict as it is, and load it "
+                "with the same warmup and betas"
+            )
 
     def _take_facts(self, facts: dict[str, Any]) -> None:
         """A restart and what a policy chose are taken over only if the user's policy is still the

@@ -15,7 +15,7 @@ from onebit.kernels.torch_ops import (
     root_mean_squares,
 )
 from onebit.layout import ALIGNMENT, Layout
-from onebit.optim.bucket import Bucket
+from onebit.optim.bucket import Bucket, Group
 from onebit.optim.freeze import Policy
 from onebit.optim.lamb import Lamb, Numbers, descend, in_pieces, lamb_step, spread
 from onebit.optim.onebit_adam import OneBitAdam, WarmupRun
@@ -176,7 +176,7 @@ class OneBitLamb(OneBitAdam):
             next_ratio(new, last, self.ratio_threshold, self.ratio_bounds)
             for new, last in zip(largest, bucket.ratio.tolist())
         ]
-        bucket.ratio.copy_(torch.tensor(ratios, dtype=torch.float64))
+        bucket.ratio.copy_(torch.tensor(ratios, dtype=torch.float64, device="cpu"))
         bucket.coefficient.copy_(bucket.ratio * bucket.coefficient_average)
         rates = bucket.coefficient.tolist()
         rates = [lr * c / c1 for lr, c, c1 in zip(numbers.lrs, rates, numbers.c1s)]
@@ -213,7 +213,7 @@ class OneBitLamb(OneBitAdam):
                 sums = block_sums(bucket.partition, active)
                 own = root_mean_squares(bucket.partition, sums).tolist()
                 scaling = scaling_coefficients(own[: len(bucket.params)])
-                bucket.scaling.copy_(torch.tensor(scaling, dtype=torch.float64))
+                bucket.scaling.copy_(torch.tensor(scaling, dtype=torch.float64, device="cpu"))
 
     def _check_average(self) -> None:
         """Without coefficients in the average nothing would move any more."""
@@ -247,9 +247,10 @@ class OneBitLamb(OneBitAdam):
 
     # ---- checkpoints
 
-    def _check_facts(self, facts: dict[str, Any]) -> None:
+    def _check_facts(self, facts: dict[str, Any], groups: list[Group]) -> None:
         """In the compressed phase nothing goes without the average of coefficients, nor with errors
         of another scaling."""
+        super()._check_facts(facts, groups)
         if not facts.get("holds_errors"):
             return
         if "scale" not in facts:

@@ -1,6 +1,7 @@
 """What all optimizers of the family share, and what one step of them is."""
 
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,23 +10,28 @@ import torch
 
 from onebit.allreduce import CompressedAllreduce, ExactAllreduce
 from onebit.comm import Communicator, default_communicator
-from onebit.comm.background import Background, Inline
+from onebit.comm.background import Background, Inline, results
 from onebit.kernels.torch_ops import Terms
 from onebit.optim import checkpoint, notices
 from onebit.optim.agreement import (
+    Agreement,
     agree,
     check_same_on_all_ranks,
     check_scaler_may_step,
+    checksums,
     clip_factor,
     describe_optimizer,
     describe_options,
     describe_parameters,
     is_scaled,
+    name_of,
+    ranks_with,
     unscaling,
 )
 from onebit.optim.bucket import Bucket, Group, buckets
 from onebit.optim.overlap import Overlap
 from onebit.optim.run_state import Option, RunState
+from onebit.optim.state import ParameterState, follow
 from onebit.optim.traffic import Communication, Meter
 from onebit.optim.validation import (
     check_communicator,
@@ -34,7 +40,6 @@ from onebit.optim.validation import (
     check_flag,
     check_group,
     check_group_keys,
-    check_not_moved,
     check_number,
     check_option_names,
     check_tensors,
@@ -97,6 +102,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     max_grad_norm: float | None = Option()
     check_finite: bool = Option()
     overlap: bool = Option()
+    # the ranks compare parameters and state every so many steps; None: only options
+    check_ranks_every: int | None = Option()
 
     # so that torch's GradScaler calls step() even on a rank on which it found an inf
     _step_supports_amp_scaling = True
@@ -105,7 +112,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Check the names of the options, and make the `RunState`, to which options belong."""
         check_option_names(cls, options)
         optimizer = super().__new__(cls)
-        optimizer._run = cls.run_state()
+        optimizer._run = cls.run_state(given=options)
         return optimizer
 
     def __init__(
@@ -137,6 +144,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.overlap = overlap
         # with overlap the user's collectives must not come between those of the background
         self.communicator: Communicator = chosen.duplicate() if overlap else chosen
+        if overlap:
+            weakref.finalize(self, self.communicator.close)
+        self.check_ranks_every = 100
         self._run.meter = Meter(self.communicator)
         cap = bucket_cap_mb * 2**20 if bucket_cap_mb else DEFAULT_BUCKET_CAP if overlap else None
         self._run.options["bucket_cap"] = self._bucket_cap = cap
@@ -210,6 +220,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"onebit.DistributedAdam, or {type(self).__name__} with a group to compress"
             )
         run.compress_flags, run.moved = flags, set()
+        run.groups = list(self.param_groups)
+        run.params = [list(group["params"]) for group in run.groups]
+        run.shown = {p: run.shown[p] for p in self._params() if p in run.shown}
         run.buckets = [
             self._bucket(contents, compress)
             for compress in (True, False)
@@ -254,7 +267,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """What a checkpoint holds beside tensors and options. It is the same on all ranks."""
         if not self.trains_apart:
             return {}
-        moved = [i for i, p in enumerate(self._params()) if p in self._run.moved]
+        moved = checkpoint.flags_of(self, self._run.moved)
         return {"is_synced": self._run.is_synced, "moved": moved}
 
     def _take_facts(self, facts: dict[str, Any]) -> None:
@@ -264,13 +277,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         run, params = self._run, self._params()
         run.errors_are_shared = facts.get("errors_are_shared", False)
-        run.ranks_are_compared = False
+        run.ranks_are_compared = run.is_changing = False
         if self.trains_apart:
             run.is_synced = facts.get("is_synced", True)
-            run.moved = {params[i] for i in facts.get("moved", ())}
+            run.moved = {params[i] for i in checkpoint.places(facts.get("moved", []))}
 
-    def _check_facts(self, facts: dict[str, Any]) -> None:
+    def _check_facts(self, facts: dict[str, Any], groups: list[Group]) -> None:
         """Raise ValueError if a checkpoint's state means something else than this optimizer's.
+
+        Args:
+            groups: the parameter groups as they will be.
 
         `checkpoint.check_facts` has already refused what no optimizer of another kind takes.
         """
@@ -285,7 +301,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "younger than the others'. Give all parameters at construction; one with "
                 "requires_grad=False is left alone until you set it True, before the freeze"
             )
-        check_group_keys(group, self._group_options, type(self))
+        check_group_keys(group, self._group_options, type(self), self._run.given)
         super().add_param_group(group)
         try:
             check_group(self.param_groups[-1], self._group_options)
@@ -298,7 +314,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _bucket(self, contents: list[tuple[Group, list]], compress: bool) -> Bucket:
         vectors = self.vectors | (self.more_vectors if compress else {})
-        return Bucket(contents, self.communicator.size, compress, vectors, self.tensor_scalars)
+        return Bucket(
+            contents,
+            self.communicator.size,
+            compress,
+            vectors,
+            self.tensor_scalars,
+            self._run.with_gradient,
+        )
 
     def _allreduce(
         self, bucket: Bucket, layout: Any, active: torch.Tensor | None
@@ -317,9 +340,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _show_state(self, bucket: Bucket) -> None:
         """Bring `state[p]` into line with how a bucket is stored."""
+        shown = self._run.shown
         for i, (p, entries) in enumerate(zip(bucket.params, bucket.stored())):
-            entries = {"step": self._run.step} | entries
-            self.state[p] = checkpoint.ParameterState(entries, bucket, i)
+            foreign = shown[p].foreign() if p in shown else {}
+            shown[p] = ParameterState(entries | foreign, bucket, i, self._run.step)
+            self.state[p] = shown[p]
 
     def _compress_flags(self) -> list[bool]:
         return [group["compress"] for group in self.param_groups]
@@ -341,8 +366,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """A name for each parameter, in the groups' order."""
         for i, group in enumerate(self.param_groups):
             yield from group.get("param_names") or (
-                f"param_groups[{i}]['params'][{j}]" for j in range(len(group["params"]))
+                name_of(p) or f"param_groups[{i}]['params'][{j}]"
+                for j, p in enumerate(group["params"])
             )
+
+    def _follow_groups(self) -> None:
+        """The layout is made of parameters and groups. Raise RuntimeError if there are others now.
+
+        Groups may be replaced by others that hold the same parameters.
+        """
+        run, params = self._run, [group["params"] for group in self.param_groups]
+        if [list(map(id, of_group)) for of_group in params] != [
+            list(map(id, of_group)) for of_group in run.params
+        ]:
+            raise RuntimeError(
+                "param_groups holds other parameters, or in another order, than when the optimizer "
+                "laid out its state, so that they would not be trained: after you replace, resize, "
+                "add or remove parameters make a new optimizer for them, whose warm-up gives every "
+                "parameter a variance of its own"
+            )
+        if any(a is not b for a, b in zip(self.param_groups, run.groups)):
+            successors = {id(old): new for old, new in zip(run.groups, self.param_groups)}
+            for bucket in run.buckets:
+                bucket.follow_groups(successors)
+            run.groups = list(self.param_groups)
+        for bucket in run.buckets:
+            bucket.check_tensors()
 
     def _follow_compress_flags(self) -> None:
         """Lay the parameters out anew if a group's `compress` has changed.
@@ -368,8 +417,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "back, call synchronize() on all ranks, then change it"
             )
         names = (*self.vectors.values(), *self.tensor_scalars)
-        state = self.state.items()
-        self._change_layout({p: {name: own[name] for name in names} for p, own in state})
+        entries = {p: own.plain() for p, own in self._run.shown.items()}
+        self._change_layout({p: {name: own[name] for name in names} for p, own in entries.items()})
 
     # ---- a step
 
@@ -409,6 +458,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _step_with_all_ranks(self, closure: Callable[[], Any] | None) -> Any:
         run = self._run
+        self._must_be_whole()
         check_scaler_may_step(self, self.overlap)
         loss = None
         if closure is not None:
@@ -416,6 +466,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             check_group(group, self._group_options)
+        self._follow_groups()
+        follow(self)
+        run.with_gradient.update(p for p in self._params() if p.grad is not None)
         self._check_ranks()
         self._follow_compress_flags()
         self._follow_phase()
@@ -423,6 +476,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         taken = self._take_step()
         if taken:
             self._finish_step()
+        run.is_changing = False
         run.last_step_skipped = not taken
         run.errors_are_shared &= not taken
         run.meter.close(self._exact_bytes())
@@ -440,15 +494,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _exact_step(self) -> bool:
         """One step on the exact mean gradient.
 
-        All ranks see the same bits, so that they clip and skip alike without asking each other.
+        All ranks see the same bits, so that they clip and skip alike without asking each other. In
+        the second step they look whether their own gradients are the same already.
         """
-        exchanges = self._exchanges(unscaling(self))
-        means = [exchange.result() for exchange in exchanges]
+        # what has begun during backward comes first on every rank
+        exchanges = self._exchanges() if self.overlap else None
+        self._ask_ranks(self._measured() if self.steps == 1 and not is_scaled(self) else (0.0, 0.0))
+        means = results(exchanges or self._exchanges(unscaling(self)))
         factor = self._factor(self._squared_norm(means)) if self._needs_norm else 1.0
         if factor is None:
             for bucket in self._run.buckets:
                 bucket.drop_gradient()
             return False
+        self._begin_change()
         self._count_step()
         for bucket, g in zip(self._run.buckets, means):
             self._exact_update(bucket, scaled(g, factor))
@@ -465,6 +523,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if factor is None:
             return False
         self._warn_of_masked_gradients(masked)
+        self._begin_change()
         exchanges = exchanges or self._exchanges(factor)
         self._count_step()
         for bucket, exchange in zip(self._run.buckets, exchanges):
@@ -518,27 +577,39 @@ class DistributedOptimizer(torch.optim.Optimizer):
         step. Raises RuntimeError on all ranks if their options have come to differ.
         """
         if not self._needs_norm:
+            self._ask_ranks((0.0, 0.0))
             return 1.0, 0
+        unscale = unscaling(self)
+        squared_norm, masked = self._measured()
+        agreement = self._ask_ranks((unscale**2 * squared_norm, masked))
+        return self._factor(agreement.squared_norm, unscale), agreement.masked
+
+    def _measured(self) -> list[float]:
+        """Of this rank's gradients: [squared norm, elements that are not zero where masked]."""
         run = self._run
         measured = (
             run.overlap.measured()
-            if run.overlap
+            if run.overlap and self._is_compressing
             else [self._measure(bucket) for bucket in run.buckets]
         )
-        squared_norm, masked = torch.stack(measured).sum(0).tolist()
-        unscale = unscaling(self)
-        trained = "".join(str(int(p.requires_grad)) for p in self._params())
-        groups = [describe_options(group, self._group_options) for group in self.param_groups]
+        return torch.stack(measured).sum(0).tolist()
+
+    def _ask_ranks(self, measured: Sequence[float]) -> Agreement:
+        """What the ranks know together; see `_measured`. Raises RuntimeError on all ranks if their
+        steps, options, groups or requires_grad have come to differ, or every
+        `check_ranks_every` steps their parameters and state."""
+        run, options = self._run, self._in_common()
+        flags = checkpoint.flags_of(self, run.with_gradient).tolist()
         agreement = run.runner.submit(
             agree,
             self.communicator,
-            unscale**2 * squared_norm,
-            int(masked),
-            f"{self.steps}, {trained}, {groups}",
+            measured[0],
+            int(measured[1]),
+            f"{options}, {flags}",
             run.buckets[0].device,
         ).result()
         if not agreement.same_options:
-            self._compare_ranks()
+            self._agree_on_gradients(options)
         if agreement.same_norm:
             self._warn_once(
                 "all ranks' gradients have exactly the same norm. If DistributedDataParallel has "
@@ -547,7 +618,53 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "its own data",
                 about="equal gradients",
             )
-        return self._factor(agreement.squared_norm, unscale), agreement.masked
+        return agreement
+
+    def _agree_on_gradients(self, options: str) -> None:
+        """From now on all ranks know the same of `with_gradient`.
+
+        Raises RuntimeError on all ranks if their `options` differ.
+        """
+        run = self._run
+        flags = checkpoint.flags_of(self, run.with_gradient).tolist()
+        device = run.buckets[0].device
+        anywhere, same = run.runner.submit(
+            ranks_with, self.communicator, flags, options, device
+        ).result()
+        run.with_gradient.update(p for p, flag in zip(self._params(), anywhere) if flag)
+        if not same:
+            self._compare_ranks()
+
+    def _in_common(self) -> str:
+        """What all ranks must have in common at this step, as text."""
+        run = self._run
+        trained = "".join(str(int(p.requires_grad)) for p in self._params())
+        groups = [
+            (len(group["params"]), describe_options(group, self._group_options))
+            for group in self.param_groups
+        ]
+        own = describe_optimizer(
+            type(self).__name__, self.steps, run.options, {"phase": self.phase}, is_scaled(self)
+        )
+        every = self.check_ranks_every
+        if not every or self.steps - run.compared_at < every:
+            return f"{own}, {trained}, {groups}"
+        run.compared_at = self.steps
+        return f"{own}, {trained}, {groups}, {self._facts()}, {self._sums()}"
+
+    def _sums(self) -> list[int]:
+        """A sum of each tensor, and of each vector of the state, that is the same on all ranks."""
+        tensors: list[torch.Tensor] = []
+        for bucket in self._run.buckets:
+            if bucket.compress and not self._run.is_synced:
+                for entries in self._common_between_syncs(bucket):
+                    tensors.extend(entries.values())
+                continue
+            tensors.extend(bucket.params)
+            tensors.extend(x for entries in bucket.stored() for x in entries.values())
+            if bucket.packed is not None:
+                tensors.append(bucket.packed)
+        return checksums(tensors)
 
     def _check_ranks(self) -> None:
         """At the first step the ranks compare what they have; at every step each looks at its own
@@ -561,10 +678,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "therefore works alone: make the optimizer after init_process_group, or pass "
                     "communicator=onebit.comm.Single() to train separate models on purpose"
                 )
-            for bucket in run.buckets:
-                check_not_moved(bucket.params, bucket.device, bucket.dtypes)
             self._compare_ranks()
+            self._agree_on_gradients("")
             run.ranks_are_compared = True
+            run.compared_at = self.steps
         check_dense(self._params(), self._names())
 
     def _compare_ranks(self) -> None:
@@ -589,7 +706,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """For each parameter of a bucket what must be the same on all ranks."""
         if bucket.compress and not self._run.is_synced:
             return self._common_between_syncs(bucket)
-        entries = bucket.everything(errors=False)
+        entries = bucket.everything()
         return [{"the parameter": p} | own for p, own in zip(bucket.params, entries)]
 
     def _description(self) -> str:
@@ -638,6 +755,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _start_early(self, bucket: Bucket) -> tuple[Future, torch.Tensor | None]:
         """Start to average a bucket's gradients before step(): (future, what `_measure` finds)."""
+        bucket.check_tensors()
         self._run.meter.open()
         with torch.no_grad():
             exchange = self._start_exchange(bucket)
@@ -650,6 +768,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Needed with overlap=True, for all but the last backward before a step.
         """
         return self._run.overlap.paused() if self._run.overlap else nullcontext()
+
+    def _begin_change(self) -> None:
+        """From here on a failure leaves the state in pieces, until `is_changing` is reset."""
+        self._run.is_changing = True
+
+    def _must_be_whole(self) -> None:
+        """Raise RuntimeError if a step or a sync has failed in its middle."""
+        if self._run.is_changing:
+            raise RuntimeError(
+                "an earlier step() or synchronize() of this optimizer failed in its middle, when "
+                "a part of the parameters and of the state had changed already: load the last "
+                "checkpoint into model and optimizer, on all ranks, and go on from there"
+            )
 
     def _must_be_idle(self, what: str) -> None:
         """Raise RuntimeError if an exchange is under way, which `what` would disturb."""
@@ -674,6 +805,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         all_reduce: what the errors hold together does not change.
         """
         self._must_be_idle("synchronize was called")
+        self._must_be_whole()
+        self._begin_change()
         if not self._run.is_synced:
             self._sync()
         for bucket in [bucket for bucket in self._run.buckets if bucket.allreduce]:
@@ -681,6 +814,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             server_error = bucket.allreduce.server_error
             bucket.allreduce.server_error = torch.zeros_like(server_error)
             self._run.errors_are_shared = True
+        self._run.is_changing = False
 
     def state_dict(self) -> dict[str, Any]:
         """As any optimizer's. Compression errors differ between ranks: let each rank save its own
@@ -688,8 +822,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         torch.distributed.checkpoint takes every tensor from some one rank: with it, always call
         `synchronize` first.
+
+        Nothing in it is shared with the optimizer: it holds copies, as large as the state.
         """
-        return checkpoint.saved(self, super().state_dict())
+        self._must_be_whole()
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state_dict = checkpoint.saved(self)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            state_dict = after(self, state_dict) or state_dict
+        return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any], reset_errors: bool = False) -> None:
         """Take over a state, also that of torch's optimizer of the same kind (Adam, AdamW, SGD).
@@ -703,7 +845,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises ValueError if the state is another optimizer's or another model's, if the errors
         belong to another rank or world size, or if the groups do not match.
         """
-        checkpoint.load(self, super().load_state_dict, state_dict, reset_errors)
+        state_dict = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        checkpoint.load(self, state_dict, reset_errors)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     # ---- traffic and warnings
 

@@ -52,6 +52,12 @@ SHARDED = {
 }
 
 
+ONLY_TRAINED = (
+    "Frozen parameters never have a gradient: give only those with requires_grad=True, "
+    "[p for p in model.parameters() if p.requires_grad]"
+)
+
+
 # ---- names of options
 
 
@@ -84,11 +90,14 @@ def option_names(owner: Any) -> list[str]:
     return [name for name in parameters if name not in ("self", "params")]
 
 
-def check_group_keys(group: Any, of_a_group: Sequence[str], owner: type) -> None:
+def check_group_keys(
+    group: Any, of_a_group: Sequence[str], owner: type, given: Mapping[str, Any]
+) -> None:
     """Raise TypeError if a parameter group has a key that nobody would read.
 
     That is one that looks like a group's option, or an option of the whole optimizer. Other keys
-    are the user's own.
+    are the user's own. Nothing is lost, and so nothing is wrong, if the constructor was `given`
+    the option with the same value, as by wrappers that pass their own groups and keywords.
     """
     if not isinstance(group, dict):
         return
@@ -99,7 +108,8 @@ def check_group_keys(group: Any, of_a_group: Sequence[str], owner: type) -> None
                 f"a parameter group of {owner.__name__} has no option '{name}': did you mean "
                 f"'{near}'?"
             )
-        if name in option_names(owner) and name not in of_a_group:
+        is_lost = name not in given or not _equal(given[name], group[name])
+        if name in option_names(owner) and name not in of_a_group and is_lost:
             raise TypeError(
                 f"{name} is an option of {owner.__name__} as a whole, not of a parameter group: "
                 "give it to the constructor only. If torch.distributed's ZeroRedundancyOptimizer "
@@ -107,6 +117,10 @@ def check_group_keys(group: Any, of_a_group: Sequence[str], owner: type) -> None
                 "needs every parameter on every rank, where ZeroRedundancyOptimizer gives each "
                 "rank a part of them"
             )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and not torch.is_tensor(a) and bool(a == b))
 
 
 def nearest(name: str, valid: Sequence[str], cutoff: float) -> str | None:
@@ -129,7 +143,7 @@ def check_number(name: str, value: Any, low: float, strict: bool = False) -> Non
         value
         if isinstance(value, Real) and not isinstance(value, bool)
         else value.item()
-        if torch.is_tensor(value)
+        if torch.is_tensor(value) and value.numel() == 1
         else nan
     )
     if not (number > low if strict else number >= low):
@@ -248,7 +262,7 @@ def check_tensors(params: Sequence[torch.nn.Parameter]) -> None:
         if not p.is_floating_point():
             raise ValueError(
                 f"a parameter of {p.dtype} cannot be trained here: give floating-point parameters "
-                "only"
+                f"only. {ONLY_TRAINED if not p.requires_grad else ''}".rstrip()
             )
     if len(set(params)) < len(params):
         raise ValueError(
@@ -260,7 +274,7 @@ def check_tensors(params: Sequence[torch.nn.Parameter]) -> None:
         names = ", ".join(sorted(map(str, devices)))
         raise ValueError(
             f"parameters lie on {names}: give each device its own optimizer, or move the model to "
-            "one device"
+            f"one device. {'' if all(p.requires_grad for p in params) else ONLY_TRAINED}".rstrip()
         )
 
 
@@ -275,17 +289,40 @@ def _check_whole_tensor(p: torch.nn.Parameter) -> None:
             )
 
 
-def check_not_moved(
-    params: Iterable[torch.nn.Parameter], device: torch.device, dtypes: Iterable[torch.dtype]
+def check_unchanged(
+    params: Iterable[torch.nn.Parameter],
+    shapes: Iterable[Sequence[int]],
+    dtypes: Iterable[torch.dtype],
+    device: torch.device,
 ) -> None:
-    """Raise RuntimeError if the model has moved, or changed its type, since the optimizer made its
-    state."""
-    for p, dtype in zip(params, dtypes):
+    """Raise RuntimeError if parameters have moved, or changed their type or shape, since the
+    optimizer made its state, or if a gradient has not its parameter's shape and device."""
+    for p, shape, dtype in zip(params, shapes, dtypes):
         if (p.device, p.dtype) != (device, dtype):
             raise RuntimeError(
                 f"parameters went from {dtype} on {device} to {p.dtype} on {p.device} after the "
                 "optimizer was made: move and convert the model first, then make it"
             )
+        if p.shape != shape or _lacks_memory(p):
+            raise RuntimeError(
+                f"a parameter went from shape {tuple(shape)} to {tuple(p.shape)}, or lost its "
+                "memory, after the optimizer was made: make a new optimizer for the new parameters"
+            )
+        g = p.grad
+        if g is not None and (g.shape != shape or g.device != device or _lacks_memory(g)):
+            raise RuntimeError(
+                f"the gradient of a parameter of shape {tuple(shape)} on {device} has shape "
+                f"{tuple(g.shape)} on {g.device}: set it to None, and compute it anew"
+            )
+
+
+def _lacks_memory(x: torch.Tensor) -> bool:
+    """Whether a dense tensor's storage has become smaller than the tensor."""
+    return (
+        x.layout == torch.strided
+        and x.is_contiguous()
+        and (x.untyped_storage().nbytes() < (x.storage_offset() + x.numel()) * x.itemsize)
+    )
 
 
 def has_sparse_gradient(p: torch.nn.Parameter) -> bool:

@@ -10,7 +10,10 @@ nothing. T is the NumPy type of the elements.
 import hashlib
 import inspect
 import logging
+import os
+import warnings
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numba import cfunc, njit
@@ -419,6 +422,7 @@ class _Announcement(event.Listener):
     """Says once in a process that numba compiles. What comes from its cache is not compiled."""
 
     said = False
+    cache_failed = False
 
     def on_start(self, compiling):
         if not _Announcement.said:
@@ -432,6 +436,20 @@ class _Announcement(event.Listener):
         """Nothing needs to be said then."""
 
 
+def _warn_of_cache(error: Exception) -> None:
+    """Warn once in a process that numba's cache is of no use."""
+    if not _Announcement.cache_failed:
+        _Announcement.cache_failed = True
+        folder = os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parent / "__pycache__"
+        warnings.warn(
+            f"numba's cache in {folder} cannot be used ({type(error).__name__}: {error}): "
+            "the CPU kernels are compiled anew in each process. If the cache is damaged, delete "
+            "its files; if the folder cannot be written or its disk is full, set NUMBA_CACHE_DIR "
+            "to another folder",
+            stacklevel=2,
+        )
+
+
 def _c_function(of_type):
     """of_type(T) -> function. Returns T -> its C function, which has .address and .ctypes."""
 
@@ -441,7 +459,8 @@ def _c_function(of_type):
         with event.install_listener("numba:run_pass", _Announcement()):
             try:
                 return cfunc("void(int64)", error_model="numpy", cache=True)(function)
-            except RuntimeError:  # neither the package's folder nor the user's can be written
+            except Exception as error:  # a damaged cache raises whatever its reader does
+                _warn_of_cache(error)
                 return cfunc("void(int64)", error_model="numpy")(function)
 
     return compiled

@@ -7,6 +7,7 @@ state, hold it while they compute. If a worker fails, all stop, and `run` raises
 ends with the worker's traceback.
 """
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -31,6 +32,7 @@ from onebit.comm.base import launched_processes
 DEFAULT_WORKERS = 4
 # Seconds that a worker waits in a collective for the others: the slowest may be reading its data.
 TIMEOUT = 600
+_GROUPS = itertools.count()  # the groups that this process has joined, the same on all workers
 Work = Callable[[Communicator, AbstractContextManager], None]
 
 
@@ -118,7 +120,10 @@ class Processes:
         joined_here = not dist.is_initialized()
         if joined_here:
             _bind_gpu(int(os.environ.get("LOCAL_RANK", 0)))
-            dist.init_process_group(self.backend, timeout=timedelta(seconds=TIMEOUT))
+            store, rank, size = next(dist.rendezvous("env://"))
+            # torchrun's store outlives a group, and the next one must not meet its keys
+            store = dist.PrefixStore(f"onebit/{next(_GROUPS)}", store)
+            _join_group(self.backend, store, rank, size)
         _work(work, TorchDistributed(), nullcontext())
         if joined_here:
             dist.destroy_process_group()
@@ -148,6 +153,12 @@ class MpiWorld:
     def run(self, work: Work) -> None:
         with abort_on_error(self.communicator):
             _work(work, self.communicator, nullcontext())
+
+
+def _join_group(backend: str, store: dist.Store, rank: int, size: int) -> None:
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT)
+    )
 
 
 def _work(work: Work, communicator: Communicator, turn: AbstractContextManager) -> None:
@@ -240,11 +251,9 @@ def _worker(rank: int, world: Processes, folder: str, errors, work: Work) -> Non
         if "lo" in (name for _, name in socket.if_nameindex()):
             # All workers are on this machine, whose name may not resolve.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        rendezvous = Path(folder, "rendezvous").as_uri()
-        timeout, size = timedelta(seconds=TIMEOUT), world.workers
-        dist.init_process_group(
-            world.backend, init_method=rendezvous, rank=rank, world_size=size, timeout=timeout
-        )
+        # a store rather than a URL, which torch would not decode: the path may hold any character
+        store = dist.FileStore(str(Path(folder, "rendezvous")), world.workers)
+        _join_group(world.backend, store, rank, world.workers)
         _work(work, TorchDistributed(), nullcontext())
         dist.destroy_process_group()
     except BaseException:

@@ -164,7 +164,7 @@ class LazyVarianceAdam(DistributedAdam):
         """The variance is each rank's own, and with steps_with="own" the parameters are."""
         common = [
             {name: value for name, value in entries.items() if name != "exp_avg_sq"}
-            for entries in bucket.everything(errors=False)
+            for entries in bucket.everything()
         ]
         if self.steps_with == "own":
             return common
