@@ -23,8 +23,8 @@ from onebit.lab.runs.metadata import ROOT
 
 FEWEST_SEEDS = 3
 WORKSTATION_SEEDS = 5
-# The profiles whose runs can judge a claim that names `laptop`, the larger one first.
-LOCAL_PROFILES = ("workstation", "laptop")
+# The profiles whose runs judge claims, the largest first. A claim names the smallest that can.
+BY_SIZE = ("paper", "workstation", "laptop")
 VERDICTS = ("reproduced", "partly", "not reproduced", "not judged", "needs a cluster")
 # The claims that the README shows, whatever their verdict; all others are in results/CLAIMS.md.
 HEADLINES = ("C1", "C4", "C8", "Z1", "L1", "S2")
@@ -38,14 +38,14 @@ class Judgement:
     """A claim, the interval of its statistic, and what follows from its rule.
 
     Attributes:
-        beside: the same claim judged by the runs of a smaller profile; None: there are none.
+        beside: the same claim judged by the runs of other profiles.
     """
 
     claim: Claim
     interval: Interval
     verdict: str
     detail: str
-    beside: "Judgement | None" = None
+    beside: "tuple[Judgement, ...]" = ()
 
     def ours(self) -> str:
         """The statistic with its interval, then the same result in the paper's own units."""
@@ -59,12 +59,17 @@ class Judgement:
         return "" if isnan(difference) else self.claim.shown(difference).lstrip("+")
 
     def beside_text(self) -> str:
-        """'laptop: partly, +1.0% [-1.0%, +3.0%], n = 3'; empty if there is nothing beside it."""
-        other = self.beside
-        if other is None:
-            return ""
-        shown = other.claim.shown(other.interval)
-        return f"{other.claim.profile}: {other.verdict}, {shown}, n = {other.interval.n}"
+        """'laptop: partly, +1.0% [-1.0%, +3.0%], n = 3'; empty if there is nothing beside it.
+
+        If a profile has another rule, it is told.
+        """
+        return "; ".join(
+            f"{other.claim.profile}: {other.verdict}, {other.claim.shown(other.interval)}, "
+            f"n = {other.interval.n}"
+            + f" by another rule: {other.claim.rule}"
+            * (other.claim.rule != self.claim.rule)
+            for other in self.beside
+        )
 
 
 def verdict(
@@ -94,17 +99,20 @@ def judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
 
 def at_profiles(claim: Claim) -> list[Claim]:
     """The claim for each profile whose runs can judge it, the largest first."""
-    if claim.profile not in LOCAL_PROFILES:
+    if claim.profile not in BY_SIZE:
         return [claim]
-    return [replace(claim, profile=profile) for profile in LOCAL_PROFILES]
+    return [claim.at(profile) for profile in BY_SIZE[: BY_SIZE.index(claim.profile) + 1]]
 
 
 def largest(judgements: list[Judgement]) -> Judgement:
-    """The first of one claim's judgements that has enough seeds, or else the last; the other one
-    stands beside it."""
-    *larger, last = judgements
-    judged = [judgement for judgement in larger if judgement.verdict != "not judged"]
-    return replace(judged[0], beside=last) if judged else last
+    """The first of one claim's judgements that has enough seeds, or else the last.
+
+    The others that have runs stand beside it.
+    """
+    judged = [one for one in judgements if one.verdict not in ("not judged", "needs a cluster")]
+    chosen = (judged or judgements[-1:])[0]
+    others = (one for one in judgements if one is not chosen and one.interval.n)
+    return replace(chosen, beside=tuple(others))
 
 
 def consistent(claim: Claim, committed: pd.DataFrame, live: pd.DataFrame) -> str:
@@ -158,7 +166,7 @@ laptop's model sizes and learning rates, so it is left out.
 How to read the table:
 
 - A claim is judged by the runs of the largest profile that has enough of them: `workstation` needs
-  {WORKSTATION_SEEDS} seeds, all others {FEWEST_SEEDS}. *Beside* is the verdict of the smaller one.
+  {WORKSTATION_SEEDS} seeds, all others {FEWEST_SEEDS}. *Beside* are the verdicts of the others.
 - *Detectable* is the least difference that a test at {1 - LEVEL:.0%} finds with a power of
   {POWER:.0%}, given n seeds that differ as these do.
 - *Ours* is the mean over n seeds with its {LEVEL:.0%} t-interval, paired by seed. For S1 to S3 it
@@ -183,7 +191,24 @@ The verdicts:
 
 
 def report(judgements: list[Judgement]) -> str:
-    """The text of results/CLAIMS.md."""
+    """The text of results/CLAIMS.md: the papers' claims, then those that no paper makes."""
+    papers, beyond = ([j for j in judgements if j.claim.beyond is kind] for kind in (False, True))
+    return (
+        f"{INTRODUCTION}\n{counted(papers)}.\n\n{claims_table(papers)}\n\n"
+        "## Beyond the papers\n\n"
+        f"No paper makes these claims. {counted(beyond)}.\n\n{claims_table(beyond)}\n"
+    )
+
+
+def counted(judgements: list[Judgement]) -> str:
+    """'Of 72 claims: 24 reproduced, 48 partly'."""
+    counts = Counter(judgement.verdict for judgement in judgements)
+    told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+    return f"Of {len(judgements)} claims: {told}"
+
+
+def claims_table(judgements: list[Judgement]) -> str:
+    """A row for each claim."""
     header = ["", "claim", "rule", "measured as", "paper", "ours", "n", "detectable"]
     header += ["runs", "verdict", "beside"]
     lines = [
@@ -202,13 +227,13 @@ def report(judgements: list[Judgement]) -> str:
         ]
         for judgement in judgements
     ]
-    return f"{INTRODUCTION}\n{table(header, lines)}\n"
+    return table(header, lines)
 
 
 def summary(judgements: list[Judgement]) -> str:
     """What the README says: how many claims came out how, and a table of the HEADLINES."""
-    counts = Counter(judgement.verdict for judgement in judgements)
-    told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+    papers = [judgement for judgement in judgements if not judgement.claim.beyond]
+    beyond = len(judgements) - len(papers)
     after = [name for name in WRITTEN_AFTER if name in HEADLINES]
     lines = [
         [
@@ -229,13 +254,13 @@ def summary(judgements: list[Judgement]) -> str:
         if judgement.claim.name in after
     )
     return f"""\
-Of {len(judgements)} claims: {told}. Six of them:
+{counted(papers)}. Six of them:
 
 {table(header, lines)}
 
-[All {len(judgements)} claims](results/CLAIMS.md), with the rule for each. The rules were written
-before the runs, except {len(WRITTEN_AFTER)} that are named there; of the six above it is that of
-{statements}."""
+[All {len(papers)} claims](results/CLAIMS.md), and {beyond} that no paper makes, with the rule for
+each. The rules were written before the runs, except {len(WRITTEN_AFTER)} that are named there; of
+the six above it is that of {statements}."""
 
 
 def with_summary(readme: str, judgements: list[Judgement]) -> str:

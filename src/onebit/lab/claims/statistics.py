@@ -13,6 +13,7 @@ from math import ceil, inf, isfinite, nan, sqrt
 
 import numpy as np
 import pandas as pd
+from pandas.api.typing import SeriesGroupBy
 from scipy import stats
 
 from onebit.lab.runs.load import by_tensor, paper_curve, paper_number
@@ -113,12 +114,18 @@ def diverged(rows: Rows, optimizer: str) -> int:
 
 def tail_mean(rows: Rows, optimizer: str, column: str) -> pd.Series:
     """The mean of a column over the last TAIL of the steps, by seed, of the runs that got there."""
-    if column not in rows:  # nothing was evaluated
-        return pd.Series(dtype=float)
-    rows = rows[rows.optimizer == optimizer]
-    return (
-        rows[rows.step > (1 - TAIL) * rows.total_steps].groupby("seed")[column].mean().astype(float)
-    )
+    return _of_tail(rows, optimizer, column, TAIL).mean().astype(float)
+
+
+def _of_tail(rows: Rows, optimizer: str, column: str, share: float) -> SeriesGroupBy:
+    """A column over the last `share` of the steps, grouped by seed; empty if it is not there."""
+    rows = rows[(rows.optimizer == optimizer) & (rows.step > (1 - share) * rows.total_steps)]
+    return rows.reindex(columns=["seed", column]).astype(float).dropna().groupby("seed")[column]
+
+
+def tail_median(rows: Rows, optimizer: str, column: str, share: float) -> pd.Series:
+    """The median of a column over the last `share` of the steps, by seed; see `tail_mean`."""
+    return _of_tail(rows, optimizer, column, share).median().astype(float)
 
 
 def infinite_where_diverged(values: pd.Series, rows: Rows, optimizer: str) -> pd.Series:
@@ -160,6 +167,11 @@ def relative_gap(
 def loss_gap(optimizer: str, reference: str = "adam") -> Statistic:
     """The difference of the loss from the reference's, relative to it, by seed."""
     return relative_gap(final_loss, optimizer, reference)
+
+
+def log_ratio(gap: Statistic) -> Statistic:
+    """The logarithm of the ratio 1 + gap, by seed, for ratios with heavy tails."""
+    return lambda rows: np.log1p(gap(rows))
 
 
 def of_finished(statistic: Statistic) -> Statistic:
