@@ -1,5 +1,6 @@
 """A claim at several profiles: the largest that was run decides, and the others stand beside."""
 
+from dataclasses import fields
 from math import log
 
 import pandas as pd
@@ -18,7 +19,17 @@ from onebit.lab.claims.judge import (
     verdict,
 )
 from onebit.lab.claims.statistics import Interval, least_detectable, tail_median
+from onebit.lab.claims.zero_one_adam import with_rounds
 from onebit.lab.runs.load import load
+from onebit.optim.step_sets import StepSets, step_sets
+
+
+@pytest.fixture(scope="module")
+def papers_runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    synthetic.write_language_models(root)
+    return root
+
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 
@@ -90,6 +101,19 @@ def test_what_falls_behind_is_averaged_in_logarithms_at_workstation(tmp_path):
     assert claim.accepts[0] == pytest.approx(log(1.1))
     # at the profile workstation three seeds are too few
     assert judge(claim, rows).verdict == "not judged"
+
+
+def test_rounds_are_the_steps_with_an_exchange(papers_runs):
+    """0/1 Adam's as its options say; Adam and 1-bit Adam exchange in every step."""
+    rows = with_rounds(load(papers_runs, "zero_one_adam", "laptop"))
+    adam, sparse = (rows[rows.optimizer == name] for name in ("adam", "zero_one_adam"))
+    assert (adam.rounds == adam.step).all()
+    options = synthetic.config("zero_one_adam", "zero_one_adam")["optimizer"]
+    names = [option.name for option in fields(StepSets)]
+    _, syncs = step_sets(synthetic.STEPS, **{name: options[name] for name in names})
+    for _, run in sparse.groupby("seed"):
+        assert run.rounds.iloc[-1] == len(syncs) < synthetic.STEPS
+        assert run.rounds.iloc[4] == len([t for t in syncs if t <= run.step.iloc[4]])
 
 
 def test_the_median_of_the_tail_does_not_follow_a_spike():

@@ -23,10 +23,11 @@ does not hold there. `workstation` is the papers' regime. The verdict of a claim
 larger profile which has been run, and the report shows the other one beside it. These rules for
 `workstation` were written on 2026-12-01, before its first run:
 
-- The statistic and the range of a claim are those of `laptop`, with four exceptions, which were
+- The statistic and the range of a claim are those of `laptop`, with five exceptions, which were
   written after the first runs of figure_04 had begun and before any run of the experiments that
   they judge: in L4 only tensors off the bounds of the clip count; C10, C17, C18 and C19 average
-  logarithms of ratios; C20 to C22 compare medians. The old rule and its verdict stand beside.
+  logarithms of ratios; C20 to C22 compare medians; Z4 counts rounds and not collectives. The old
+  rule and its verdict stand beside.
 - A claim is judged by at least WORKSTATION_SEEDS seeds. Planned are 6, and 8 for LAMB. For losses
   whose paired difference has the standard deviation s = 0.6 %, as at `laptop`, the half-width of
   the interval is 2.48 s = 1.5 % at n = 3, 1.05 s = 0.6 % at n = 6 and 0.84 s = 0.5 % at n = 8; an
