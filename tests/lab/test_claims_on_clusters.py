@@ -96,8 +96,6 @@ CASES = {
     ),
     "S10": (stages("onebit_adam", 2.1), stages("onebit_adam", 1.9)),
     "S11": (stages("onebit_lamb", 2.0), stages("onebit_lamb", 1.9)),
-    "S12": (pair("adam", "onebit_adam", sent=(4.9, 1)), pair("adam", "onebit_adam", sent=(4.7, 1))),
-    "S13": (pair("adam", "onebit_adam", sent=(5.5, 1)), pair("adam", "onebit_adam", sent=(5.4, 1))),
     "S14": (stages("onebit_lamb", 3.7, batch=8192), stages("onebit_lamb", 3.5, batch=8192)),
     "S15": (
         pair("lamb", "onebit_lamb", warmup=(2.3, 1), compressed=(2.3, 1), batch=(8192, 8192)),
