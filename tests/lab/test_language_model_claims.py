@@ -93,7 +93,7 @@ def test_the_papers_runs_of_lamb_and_of_zero_one_adam_are_the_authors():
         (
             "figure_lamb",
             (
-                "336,226,108 parameters",
+                "336,228,156 parameters",
                 "5,993 steps, T_w = 1,000, 65,536 examples of 128 tokens",
                 "64 workers x 16 x 64",
                 "onebit_lamb",

@@ -159,7 +159,8 @@ def describe_experiment(
 ) -> str:
     """The plan of one of the experiments that a figure, sweep or table trains."""
     if workers is None:
-        workers = resources(experiment).workers if profile == "paper" else machine.workers
+        own = composed([f"experiment={experiment}", f"profile={profile}"]).workers
+        workers = resources(experiment).workers if profile == "paper" else own or machine.workers
     arguments = [f"experiment={experiment}", f"profile={profile}", f"workers={workers}"]
     runs = [
         run_from(composed([*arguments, *artifact.overrides(optimizer)]))

@@ -178,13 +178,14 @@ def claim(
     paper: Callable,
     style: str,
     profile: str = "laptop",
+    experiment: str = "lamb",
     at_workstation: Mapping[str, Any] = MappingProxyType({}),
 ) -> Claim:
     return Claim(
         name=name,
         statement=statement,
         place=f"1-bit LAMB, {place}",
-        experiment="lamb",
+        experiment=experiment,
         profile=profile,
         statistic=statistic,
         measures=measures,
@@ -317,7 +318,8 @@ CLAIMS = (
         detail=losses("onebit_adam", "lamb", "LAMB"),
         paper=paper_losses_16k,
         style="+.1%",
-        profile="paper",
+        profile="workstation",
+        experiment="lamb_16k",
     ),
     Claim(
         name="L9",
