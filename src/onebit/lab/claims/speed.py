@@ -206,7 +206,10 @@ def counted(name: str, statement: str, experiment: str, number: str) -> Claim:
         statistic=volume.reduction,
         measures="Adam's volume over 1-bit Adam's; higher is better",
         accepts=(least, inf),
-        rule=f"the bytes of the real messages, stage by stage, fall to 1/{least:.1f} or less",
+        rule=(
+            f"the bytes of the real messages, stage by stage, fall to 1/{least:.1f} or less "
+            "(before: bytes counted at the wire of the whole run, which needs a cluster)"
+        ),
         detail=volume.detail,
         paper=lambda: f"{paper_number(number)}x by the formula, at fp16",
         style=".2f",
