@@ -254,7 +254,8 @@ def summary(judgements: list[Judgement]) -> str:
         if judgement.claim.name in after
     )
     return f"""\
-{counted(papers)}. Six of them:
+{counted(papers)}.
+Six of them:
 
 {table(header, lines)}
 
