@@ -43,7 +43,7 @@ help: ## List the targets
 	@echo 'Tables N:   $(patsubst table-%,%,$(call names,table))'
 	@echo 'Sweeps N:   $(patsubst sweep-%,%,$(call names,sweep))'
 	@echo 'Measure N:  $(measured)'
-	@echo 'Variables:  PROFILE=laptop|smoke|paper  SEEDS="1 2"  DATA_ROOT=DIR  FRESH=1  PYTHON=/path/to/python3.11  ARGS="pytest options"  TEST_WORKERS=2'
+	@echo 'Variables:  PROFILE=laptop|smoke|workstation|paper  SEEDS="1 2"  DATA_ROOT=DIR  FRESH=1  PYTHON=/path/to/python3.11  ARGS="pytest options"  TEST_WORKERS=2'
 
 setup: $(STAMP) ## Make .venv with the pinned packages (Python 3.11+; 6.5 GB, a few minutes the first time)
 

@@ -79,6 +79,8 @@ def config(optimizer, experiment="figure_04"):
     """The configuration of a run at profile laptop."""
     chosen = overrides_of(optimizer)
     options = [f"experiment={experiment}", "profile=laptop", *chosen, "workers=4"]
+    if optimizer == "zero_one_adam":  # so that there are steps without an exchange
+        options.append("optimizer.local_step_scaler=20")
     return OmegaConf.to_container(composed(options), resolve=True)
 
 

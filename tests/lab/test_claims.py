@@ -312,6 +312,21 @@ def test_sgd_may_have_a_learning_rate_of_its_own_but_adams_relatives_share_one(t
         load(tmp_path, "figure_06", "laptop")
 
 
+def test_rates_that_the_scale_names_for_each_optimizer_may_differ_between_optimizers_only():
+    def record(optimizer, lr, rates):
+        scale = {"rates": rates} if rates else {}
+        config = synthetic.config(optimizer, "figure_06") | {"lr": lr, "scale": scale}
+        return synthetic.record(optimizer, 1, experiment="figure_06", config=config)
+
+    rates = {"sgd": 0.5, "momentum_sgd": 0.1}
+    sgd, momentum = record("sgd", 0.5, rates), record("momentum_sgd", 0.1, rates)
+    assert differing(sgd, momentum) == []
+    assert "lr" in differing(sgd, record("sgd", 0.1, rates))
+    assert "lr" in differing(record("sgd", 0.5, None), record("momentum_sgd", 0.1, None))
+    other = record("momentum_sgd", 0.2, rates | {"momentum_sgd": 0.2})
+    assert "scale" in differing(sgd, other)
+
+
 @pytest.mark.parametrize(
     ("times", "verdicts"),
     [

@@ -10,14 +10,18 @@ from helpers.cases import more
 from matplotlib.colors import to_hex
 
 from onebit.lab.report import figure as figures
-from onebit.lab.report.artifact import load_artifact, names
+from onebit.lab.report.artifact import Figure, load_artifact, names
 from onebit.lab.report.captions import of_figure
 from onebit.lab.report.style import LOOKS
 from onebit.lab.runs import load as results
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
 # Those that are drawn from runs; the others are the time model's.
-NAMES = [name for name in names() if name.startswith("figure_") and load_artifact(name).optimizers]
+NAMES = [
+    name
+    for name in names()
+    if name.startswith("figure_") and isinstance(load_artifact(name), Figure)
+]
 NUMBERED = [
     name for name in NAMES if name.split("_")[1].isdigit()
 ]  # those of the 1-bit Adam paper, whose curves are digitised

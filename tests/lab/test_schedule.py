@@ -122,3 +122,15 @@ def test_a_linear_rate_equals_that_of_transformers():
 def test_a_schedule_that_cannot_be_is_refused(schedule, options):
     with pytest.raises(ValueError, match="of the learning rate must be"):
         schedule(**options)
+
+
+def test_lambs_second_phase_has_half_of_the_batch_and_counts_its_samples():
+    """65,536 examples in each of 5,993 steps, then 32,768 in each of 555."""
+    run = run_from(composed(["experiment=lamb_512", "profile=paper", "workers=64"]))
+    plan = Plan(run.phases)
+    assert run.micro_batches(run.phases["seq128"], 64) == (16, 64)
+    assert run.micro_batches(run.phases["seq512"], 64) == (32, 16)
+    assert plan.samples(5993, run.batch) == 5993 * 65536
+    assert plan.samples(6548, run.batch) == 5993 * 65536 + 555 * 32768
+    peak = plan.lr(5993 + 149)
+    assert peak == pytest.approx(2e-3, rel=1e-5) and plan.lr(6547) < peak

@@ -3,13 +3,13 @@
 import pytest
 
 from onebit.lab.bench.model import artifacts
-from onebit.lab.bench.model.artifacts import ModelFigure, chosen, compared
+from onebit.lab.bench.model.artifacts import ModelFigure, ModelTable, chosen, compared
 from onebit.lab.bench.model.check import check
 from onebit.lab.plan import MACHINES, describe
 from onebit.lab.report.artifact import load_artifact, names
 from onebit.lab.reproduce import runs_of
 
-MODELS = [name for name in names() if not load_artifact(name).optimizers]
+MODELS = [name for name in names() if isinstance(load_artifact(name), ModelFigure | ModelTable)]
 
 
 @pytest.fixture(scope="module")

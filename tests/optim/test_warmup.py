@@ -67,6 +67,46 @@ def test_variance_ratio_freezes_at_the_first_step_that_the_rule_allows():
     assert policy.chosen is None  # the optimizer keeps its own copy
 
 
+def chosen(norms, **options):
+    """The step at which the rule, with a window of 10 steps, stops for these norms."""
+    rule = onebit.VarianceRatio(0.96, min_steps=0, window=10, **options)
+    rule.bind(0.9)
+    for t, norm in enumerate(norms, 1):
+        if rule.wants(t):
+            rule.observe(t, norm)
+    return rule.chosen
+
+
+def test_a_rule_that_must_hold_passes_over_the_turn_of_the_variance():
+    """A norm that rises by 3 % a step until step 40, falls by 3 % until step 60, and then stays.
+
+    The first hit lies where the rise and the fall within a window cancel out. From step 69 on the
+    ratio is settled for good: 0.97 to the power of 1 is the first above 0.96.
+    """
+    norms = [1.03 ** min(t, 40) * 0.97 ** min(max(t - 40, 0), 20) for t in range(1, 101)]
+    assert chosen(norms) == 45
+    assert chosen(norms, hold=5) == 69 + 4
+    assert chosen(norms, hold=None) == 69 + 9  # a whole window
+    assert chosen(norms, hold=1) == chosen(norms)
+
+
+def test_steps_in_which_the_rule_has_held_are_saved():
+    norms = [1.0] * 17
+    whole, first = (onebit.VarianceRatio(min_steps=0, window=10, hold=7) for _ in range(2))
+    for rule in (whole, first):
+        rule.bind(0.9)
+    for t in range(1, 15):
+        whole.observe(t, norms[t])
+        first.observe(t, norms[t])
+    resumed = onebit.VarianceRatio(min_steps=0, window=10, hold=7)
+    resumed.bind(0.9)
+    resumed.load_state_dict(first.state_dict())
+    for t in (15, 16, 17):
+        whole.observe(t, 1.0)
+        resumed.observe(t, 1.0)
+    assert whole.chosen == resumed.chosen == 17
+
+
 def test_a_new_warmup_keeps_what_the_errors_hold():
     """m after = m before + mean worker error + server error; errors are zero; then exact Adam.
 

@@ -35,11 +35,19 @@ def rate_warmup(phases: DictConfig, warmup_steps: int, divisor: float) -> int:
     return warmup_steps if rise is None else divided(rise, divisor)
 
 
+def memory(warmup_steps: int, times: float, at_most: float) -> float:
+    """The beta2 whose memory, 1 / (1 - beta2) steps, is T_w / `times`, a whole number of steps.
+
+    It is at most `at_most`.
+    """
+    return min(1 - 1 / max(1, round(warmup_steps / times)), at_most)
+
+
 def _first(phases: DictConfig) -> DictConfig:
     return next(iter(phases.values()))
 
 
-for _resolver in (divided, share, rate_warmup):
+for _resolver in (divided, share, rate_warmup, memory):
     OmegaConf.register_new_resolver(_resolver.__name__, _resolver, replace=True)
 OmegaConf.register_new_resolver("product", lambda a, b: a * b, replace=True)
 

@@ -41,7 +41,12 @@ class Machine:
 BY_NAME = "optimizer=NAME"
 LOCAL = Machine(workers=4, flops=4e10, gbits=None)
 # 64 V100 at a third of their peak, and the Ethernet's bandwidth as the paper measured it.
-MACHINES = {"smoke": LOCAL, "laptop": LOCAL, "paper": Machine(workers=64, flops=4e13, gbits=4.1)}
+MACHINES = {
+    "smoke": LOCAL,
+    "laptop": LOCAL,
+    "workstation": LOCAL,
+    "paper": Machine(workers=64, flops=4e13, gbits=4.1),
+}
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,8 @@ def describe_experiment(
 ) -> str:
     """The plan of one of the experiments that a figure, sweep or table trains."""
     if workers is None:
-        workers = resources(experiment).workers if profile == "paper" else machine.workers
+        own = composed([f"experiment={experiment}", f"profile={profile}"]).workers
+        workers = resources(experiment).workers if profile == "paper" else own or machine.workers
     arguments = [f"experiment={experiment}", f"profile={profile}", f"workers={workers}"]
     runs = [
         run_from(composed([*arguments, *artifact.overrides(optimizer)]))
@@ -200,7 +206,8 @@ def phase_lines(run: Run, workers: int) -> list[str]:
         tokens = f" of {phase.length} tokens" if phase.length > 1 else ""
         lines.append(
             f"{name:11} {phase.steps:,} steps, T_w = {phase.warmup:,}, "
-            f"{run.batch:,} examples{tokens} a step: {workers} workers x {number} x {micro}"
+            f"{phase.batch or run.batch:,} examples{tokens} a step: "
+            f"{workers} workers x {number} x {micro}"
         )
     return lines
 
@@ -208,9 +215,11 @@ def phase_lines(run: Run, workers: int) -> list[str]:
 def cost_lines(run: Run, trained: int, machine: Machine) -> list[str]:
     """The samples, operations and bytes of a run, and the time that they take."""
     phases = run.phases.values()
-    flop = run.batch * sum(phase.steps * run.task.flop(phase.length) for phase in phases)
+    flop = sum(
+        (phase.batch or run.batch) * phase.steps * run.task.flop(phase.length) for phase in phases
+    )
     lines = [
-        f"samples     {run.batch * sum(phase.steps for phase in phases):,}",
+        f"samples     {sum(phase.steps * (phase.batch or run.batch) for phase in phases):,}",
         f"compute     {flop:.2g} FLOP, {hours(flop / machine.workers / machine.flops)} "
         f"at {machine.flops:.2g} FLOP/s a worker (--flops)",
     ]

@@ -31,9 +31,11 @@ from onebit.lab.runs.planned import (
     record_to_come,
     records_under,
     require_comparable,
+    workers_of,
 )
 
 LIVE = RESULTS / "live"
+WORKSTATION = (1, 2, 3, 4, 5, 6)  # seeds; onebit.lab.claims says how large a difference they show
 
 
 def runs_of(artifacts: list[Artifact], profile: str) -> list[tuple[str, str]]:
@@ -46,7 +48,8 @@ def runs_of(artifacts: list[Artifact], profile: str) -> list[tuple[str, str]]:
 
 def planned(experiment: str, optimizer: str, options: argparse.Namespace, folder: Path) -> dict:
     """What run.json of a run with these options will say of how it was trained."""
-    seed, workers = options.seeds[0], options.workers
+    seed = options.seeds[0]
+    workers = options.workers or workers_of(experiment, options.profile)
     return record_to_come(
         optimizer,
         workers,
@@ -124,6 +127,7 @@ def train_missing(
 ) -> list[str]:
     """Train the runs that are missing under `root`; returns the names of those that failed."""
     failed = []
+    workers = {name: options.workers or workers_of(name, options.profile) for name, _ in runs}
     for seed in options.seeds:
         for experiment, optimizer in runs:
             folder = run_folder(root, experiment, options.profile, optimizer, seed)
@@ -131,7 +135,7 @@ def train_missing(
             status = read_run(folder).get("status")
             if status in ENDED:
                 print(f"{name}: {status} before, kept (FRESH=1 trains it again)", flush=True)
-            elif train(experiment, optimizer, options.profile, seed, options.workers, folder):
+            elif train(experiment, optimizer, options.profile, seed, workers[experiment], folder):
                 failed.append(name)
     return failed
 
@@ -151,14 +155,15 @@ def parse() -> argparse.Namespace:
         "--seeds",
         type=int,
         nargs="+",
-        help=f"default: {SEEDS}, for smoke {SEEDS[:1]}, with --live the first new seed",
+        help=f"default: {SEEDS}, for smoke {SEEDS[:1]}, for workstation {WORKSTATION}, with --live "
+        "the first new seed",
     )
     parser.add_argument(
         "--live",
         action="store_true",
         help="train into results/live and compare with the committed seeds",
     )
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, help="default: the experiment's, mostly 4")
     parser.add_argument("--fresh", action="store_true", help="remove these runs first")
     options = parser.parse_args()
     try:
@@ -193,7 +198,7 @@ def default_seeds(experiment: str, options: argparse.Namespace) -> list[int]:
     """The seeds that are trained if none are named."""
     if options.live:
         return [new_seed(RESULTS, experiment, options.profile)]
-    return list(SEEDS[:1] if options.profile == "smoke" else SEEDS)
+    return list({"smoke": SEEDS[:1], "workstation": WORKSTATION}.get(options.profile, SEEDS))
 
 
 def reproduce(options: argparse.Namespace) -> None:

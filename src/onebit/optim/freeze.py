@@ -119,18 +119,25 @@ class VarianceRatio(Policy):
         threshold <= ||v_t||_1 / ||v_{t - window}||_1 <= 1 / threshold
 
     "1-bit Adam", section 7.1, gives the lower bound; the upper bound keeps a variance that still
-    grows from counting as settled.
+    grows from counting as settled. With `hold` the ratio must stay there for so many steps in a
+    row: the paper's rule also stops where a variance that has risen turns to fall.
 
     Args:
         threshold: 0.96 in the paper.
         min_steps: the number of learning-rate warm-up steps, in which the variance is unstable.
         window: Delta, in steps; None: 1 / (1 - beta2).
+        hold: for how many steps in a row, of those from max(min_steps, window) on, the variance
+            must be settled; 1 is the paper's rule; None: for a whole window.
 
     Raises ValueError if an option is missing or out of range.
     """
 
     def __init__(
-        self, threshold: float = 0.96, min_steps: int | None = None, window: int | None = None
+        self,
+        threshold: float = 0.96,
+        min_steps: int | None = None,
+        window: int | None = None,
+        hold: int | None = 1,
     ) -> None:
         super().__init__(threshold, window)
         if min_steps is None:
@@ -142,7 +149,13 @@ class VarianceRatio(Policy):
             raise ValueError(f"threshold must be between 0 and 1, not {threshold}")
         if window is not None and window < 1:
             raise ValueError(f"window must be at least 1 step, not {window}")
+        if hold is not None and hold < 1:
+            raise ValueError(
+                f"hold must be at least 1 step, or None for a whole window, not {hold}"
+            )
         self.min_steps = min_steps
+        self.hold = hold
+        self.settled_steps = 0
         self.chosen: int | None = None
 
     def wants(self, step: int) -> bool:
@@ -150,21 +163,28 @@ class VarianceRatio(Policy):
 
     def observe(self, step: int, norm: float) -> None:
         super().observe(step, norm)
-        if step >= max(self.min_steps, self.window) and self.is_settled():
+        counts = step >= max(self.min_steps, self.window) and self.is_settled()
+        self.settled_steps = self.settled_steps + 1 if counts else 0
+        if self.settled_steps == (self.hold or self.window):
             self.chosen = step
 
     def is_over(self, step: int) -> bool:
         return self.chosen is not None and step >= self.chosen
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"chosen": self.chosen}
+        own = {"chosen": self.chosen, "settled_steps": self.settled_steps}
+        return super().state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.chosen = state.get("chosen")
+        self.settled_steps = state.get("settled_steps", 0)
 
     def __repr__(self) -> str:
-        return f"VarianceRatio({self.threshold}, min_steps={self.min_steps}, window={self.window})"
+        return (
+            f"VarianceRatio({self.threshold}, min_steps={self.min_steps}, window={self.window}, "
+            f"hold={self.hold})"
+        )
 
 
 def why_unsettled(policy: Policy, steps: int) -> str | None:

@@ -81,7 +81,8 @@ class ZeroOneAdam(LocalSteps, BoundedSteps):
         variance_freeze_step: the last step that may update the variance; the last of the
             learning-rate warm-up is a good choice.
         variance_update_scaler: kappa; the distance of two updates of the variance doubles after so
-            many updates.
+            many updates. A short run needs more: before the freeze there should be several times
+            1 / (1 - beta2) updates.
         local_step_scaler: the distance of two syncs doubles after so many syncs.
         local_step_clipper: H, the largest distance of two syncs. 1: every step syncs.
         variance_floor: v is at least this fraction of its tensor's mean, so that nothing is masked

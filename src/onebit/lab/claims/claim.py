@@ -1,8 +1,9 @@
 """What a claim is: a statement of a paper, the statistic that tests it, and the rule."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,6 +35,8 @@ class Claim:
             hundredths are printed as points.
         folder: the folder of results/ with its rows: runs, theory or speed.
         read: (results/, profile) -> the rows, where they are not those of the experiment's runs.
+        at_workstation: the fields that another rule for the profile workstation changes.
+        beyond: no paper makes this claim; it is counted apart.
     """
 
     name: str
@@ -51,6 +54,13 @@ class Claim:
     points: bool = False
     folder: str = "runs"
     read: Callable[[Path, str], pd.DataFrame] | None = None
+    at_workstation: Mapping[str, Any] = field(default_factory=dict)
+    beyond: bool = False
+
+    def at(self, profile: str) -> "Claim":
+        """The claim as it is judged by runs of another profile."""
+        changed = self.at_workstation if profile == "workstation" else {}
+        return replace(self, profile=profile, **changed)
 
     def shown(self, value: float | Interval) -> str:
         """A value of the statistic, or its interval, as the report prints it."""

@@ -13,12 +13,14 @@ from math import ceil, inf, isfinite, nan, sqrt
 
 import numpy as np
 import pandas as pd
+from pandas.api.typing import SeriesGroupBy
 from scipy import stats
 
 from onebit.lab.runs.load import by_tensor, paper_curve, paper_number
 
 TAIL = 0.1
 LEVEL = 0.95
+POWER = 0.8
 # Another CPU rounds differently, which is not another result. All statistics are ratios to 1, so
 # one floor serves them all.
 FLOOR = 0.005
@@ -60,6 +62,19 @@ def mean_interval(values: np.ndarray) -> Interval:
     return _t_interval(values, variance_factor=1 / max(len(values), 1))
 
 
+def least_detectable(interval: Interval) -> float:
+    """The difference that a two-sided test at 1 - LEVEL finds with a power of POWER.
+
+    (t_{0.975, n-1} + t_{0.8, n-1}) s / sqrt(n), with s / sqrt(n) from the interval's half-width;
+    nan for fewer than two seeds.
+    """
+    if interval.n < 2 or not isfinite(interval.mean):
+        return nan
+    half = (interval.high - interval.low) / 2
+    two_sided, power = (stats.t.ppf(p, interval.n - 1) for p in ((1 + LEVEL) / 2, POWER))
+    return half * (1 + power / two_sided)
+
+
 def prediction_interval(values: np.ndarray) -> Interval:
     """Where one more seed falls: mean +- max(t_{0.975, n-1} s sqrt(1 + 1/n), FLOOR)."""
     interval = _t_interval(values, variance_factor=1 + 1 / max(len(values), 1))
@@ -99,12 +114,18 @@ def diverged(rows: Rows, optimizer: str) -> int:
 
 def tail_mean(rows: Rows, optimizer: str, column: str) -> pd.Series:
     """The mean of a column over the last TAIL of the steps, by seed, of the runs that got there."""
-    if column not in rows:  # nothing was evaluated
-        return pd.Series(dtype=float)
-    rows = rows[rows.optimizer == optimizer]
-    return (
-        rows[rows.step > (1 - TAIL) * rows.total_steps].groupby("seed")[column].mean().astype(float)
-    )
+    return _of_tail(rows, optimizer, column, TAIL).mean().astype(float)
+
+
+def _of_tail(rows: Rows, optimizer: str, column: str, share: float) -> SeriesGroupBy:
+    """A column over the last `share` of the steps, grouped by seed; empty if it is not there."""
+    rows = rows[(rows.optimizer == optimizer) & (rows.step > (1 - share) * rows.total_steps)]
+    return rows.reindex(columns=["seed", column]).astype(float).dropna().groupby("seed")[column]
+
+
+def tail_median(rows: Rows, optimizer: str, column: str, share: float) -> pd.Series:
+    """The median of a column over the last `share` of the steps, by seed; see `tail_mean`."""
+    return _of_tail(rows, optimizer, column, share).median().astype(float)
 
 
 def infinite_where_diverged(values: pd.Series, rows: Rows, optimizer: str) -> pd.Series:
@@ -146,6 +167,11 @@ def relative_gap(
 def loss_gap(optimizer: str, reference: str = "adam") -> Statistic:
     """The difference of the loss from the reference's, relative to it, by seed."""
     return relative_gap(final_loss, optimizer, reference)
+
+
+def log_ratio(gap: Statistic) -> Statistic:
+    """The logarithm of the ratio 1 + gap, by seed, for ratios with heavy tails."""
+    return lambda rows: np.log1p(gap(rows))
 
 
 def of_finished(statistic: Statistic) -> Statistic:

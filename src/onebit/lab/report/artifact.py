@@ -39,6 +39,7 @@ class Artifact:
         title: a sentence that says what it shows.
         optimizers: the methods that it compares, as runs are called after them.
         smoke_optimizers: those that the profile smoke trains, where all would take too long.
+        workstation_optimizers: those that the profile workstation trains, where it has more.
         plan_notes: by profile, what `onebit.lab.plan` says besides.
     """
 
@@ -46,6 +47,7 @@ class Artifact:
     title: str
     optimizers: tuple[str, ...]
     smoke_optimizers: tuple[str, ...] = ()
+    workstation_optimizers: tuple[str, ...] = ()
     plan_notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -59,7 +61,8 @@ class Artifact:
 
     def optimizers_at(self, profile: str) -> tuple[str, ...]:
         """The methods that it trains at a profile."""
-        return (self.smoke_optimizers if profile == "smoke" else ()) or self.optimizers
+        own = {"smoke": self.smoke_optimizers, "workstation": self.workstation_optimizers}
+        return own.get(profile) or self.optimizers
 
     def runs(self, profile: str) -> list[tuple[str, str]]:
         """The (experiment, method) pairs that it trains at a profile."""
@@ -133,7 +136,8 @@ class Figure(Artifact):
         documentation.
         """
         roots = [root] + [live_root] * (live_root is not None)
-        groups = [load_records(r, self.experiment, profile, self.optimizers) for r in roots]
+        shown = tuple({*self.optimizers, *self.optimizers_at(profile)})
+        groups = [load_records(r, self.experiment, profile, shown) for r in roots]
         for group in groups:
             require_alike(group)
         records = [record for group in groups for record in group]

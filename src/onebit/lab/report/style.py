@@ -21,6 +21,7 @@ LOOKS = {
     "lazy_variance_3": ("Adam, lazy variance, tau = 3", "#009E73", ":", ">"),
     "lazy_variance_5": ("Adam, lazy variance, tau = 5", "#CC79A7", "-", "H"),
     "zero_one_adam": ("0/1 Adam", "#009E73", "-", "^"),
+    "zero_one_adam_script": ("0/1 Adam, script's T_v", "#CC79A7", "--", "D"),
     "lamb": ("LAMB", "#0072B2", "--", "o"),
     "onebit_lamb": ("1-bit LAMB", "#D55E00", "-", "s"),
     "lamb_basic_onebit": ("LAMB + basic 1-bit", "#CC79A7", "-.", "D"),

@@ -96,10 +96,12 @@ def differing(one: dict, two: dict) -> list[str]:
 
     Of the options of two different optimizers, only those that both have can differ. If the two
     optimizers' learning rates have different units (see `units`), the rates and the options of the
-    optimizers are not compared.
+    optimizers are not compared. Nor are the rates of two optimizers if the scale names one for each
+    in `rates`, which both runs then have alike.
     """
     same_units = units(one) == units(two)
-    a, b = (_options(r, with_rate=same_units) for r in (one, two))
+    own_rates = one["optimizer"] != two["optimizer"] and "rates" in one["config"].get("scale", {})
+    a, b = (_options(r, with_rate=same_units and not own_rates) for r in (one, two))
     names = [name for name in a.keys() | b.keys() if a.get(name) != b.get(name)]
     if same_units:
         names += _differing_optimizers(one, two)

@@ -11,7 +11,7 @@ from onebit.lab.runs.state_log import QUANTITIES
 
 RESULTS = ROOT / "results"
 PAPER = RESULTS / "paper"
-PROFILES = ("smoke", "laptop", "paper")
+PROFILES = ("smoke", "laptop", "workstation", "paper")
 SEEDS = (1, 2, 3, 4)  # of the results
 # The seed at which the model's size and the learning rate were chosen; it is not among the results.
 TUNING_SEED = 0

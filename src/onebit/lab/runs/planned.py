@@ -11,6 +11,7 @@ from onebit.lab.runs.compare import require_alike
 from onebit.lab.runs.load import TUNING_SEED
 from onebit.lab.runs.metadata import ROOT, read_run
 from onebit.lab.training.run import run_from
+from onebit.lab.training.workers import DEFAULT_WORKERS
 
 
 def arguments(
@@ -27,6 +28,11 @@ def arguments(
         f"output={os.path.relpath(folder, ROOT)}",
         "resume=true",
     ]
+
+
+def workers_of(experiment: str, profile: str) -> int:
+    """The number of workers that an experiment has at a profile, if none is named."""
+    return composed([f"experiment={experiment}", f"profile={profile}"]).workers or DEFAULT_WORKERS
 
 
 def record_to_come(optimizer: str, workers: int, arguments: list[str]) -> dict:

@@ -17,6 +17,37 @@ KEPT, RANDOM = 0.1, 0.1  # shares of these words; the other 80 % are replaced by
 IGNORED = -100  # the label that the loss ignores
 
 
+class LayerNormFirst(torch.nn.Module):
+    """A sublayer of the input's LayerNorm: x -> sublayer(LayerNorm(x))."""
+
+    def __init__(self, norm: torch.nn.LayerNorm, sublayer: torch.nn.Module):
+        super().__init__()
+        self.norm = norm
+        self.sublayer = sublayer
+
+    def forward(self, x: torch.Tensor, *args, **kwargs) -> object:
+        return self.sublayer(self.norm(x), *args, **kwargs)
+
+
+def normalise_first(model: BertForPreTraining) -> None:
+    """Move each LayerNorm of the layers from behind its sum to before its sublayer ("PreLN").
+
+    x + f(LayerNorm(x)) takes the place of LayerNorm(x + f(x)). The last layer keeps a LayerNorm
+    behind it, which is that of the whole encoder.
+    """
+    layers = model.bert.encoder.layer
+    for layer in layers:
+        attention, last = layer.attention, layer is layers[-1]
+        own = torch.nn.LayerNorm(model.config.hidden_size, eps=model.config.layer_norm_eps)
+        attention.self = LayerNormFirst(attention.output.LayerNorm, attention.self)
+        attention.output.LayerNorm = torch.nn.Identity()
+        layer.intermediate = LayerNormFirst(
+            own if last else layer.output.LayerNorm, layer.intermediate
+        )
+        if not last:
+            layer.output.LayerNorm = torch.nn.Identity()
+
+
 class BertPretraining(Task):
     """BERT pre-training (Devlin et al. 2019): masked words and next sentence.
 
@@ -28,19 +59,23 @@ class BertPretraining(Task):
     Examples are drawn during training, with replacement. The original writes ten copies of the data
     to disk instead.
 
-    model: keywords of transformers' BertConfig.
+    model: keywords of transformers' BertConfig, and `layer_norm_first`, see `LayerNormFirst`.
     text, tokenizer: members of `tasks.text` and `tasks.tokenizer`.
     cache: the folder for the tokenized text; it may be deleted at any time.
     """
 
     def __init__(self, *, model: dict, text, tokenizer, cache: str):
         self.model_config = dict(model)
+        self.layer_norm_first = self.model_config.pop("layer_norm_first", False)
         self.text = text
         self.tokenizer = tokenizer
         self.cache = Path(cache).expanduser()
 
     def model(self) -> torch.nn.Module:
-        return BertForPreTraining(configured(BertConfig, self.model_config))
+        model = BertForPreTraining(configured(BertConfig, self.model_config))
+        if self.layer_norm_first:
+            normalise_first(model)
+        return model
 
     def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return model(**batch).loss

@@ -173,7 +173,7 @@ class Training:
         diverged = diverged or not all(
             math.isfinite(means[player.name]) or player.skipped for player in self.players
         )
-        samples = done * run.batch
+        samples = self.plan.samples(done, run.batch)
         if self.recorder:
             self.recorder.row(self.optimizers, means, step=done, samples=samples, **facts)
             if self.watcher:
@@ -209,7 +209,8 @@ class Training:
             with self.turn:
                 metrics = self.run.task.evaluate(averaged.eval(), self.device)
                 self.run.task.illustrate(averaged, self.device, self.run.folder)
-            self.recorder.evaluation(metrics, step=done, samples=done * self.run.batch)
+            samples = self.plan.samples(done, self.run.batch)
+            self.recorder.evaluation(metrics, step=done, samples=samples)
 
     def state(self, done: int) -> dict:
         """This rank's checkpoint. Data and dropout follow from the step, and have no state."""

@@ -145,11 +145,12 @@ class Run:
         Raises:
             ValueError: the batch cannot be divided so; the message proposes one that can.
         """
-        part, rest = divmod(self.batch, workers)
+        batch = phase.batch or self.batch
+        part, rest = divmod(batch, workers)
         number = -(-part // phase.micro_batch)
         if rest or part % number:
             raise ValueError(
-                f"A batch of {self.batch} cannot be divided among {workers} workers in equal "
+                f"A batch of {batch} cannot be divided among {workers} workers in equal "
                 f"micro-batches of at most {phase.micro_batch}: choose workers=N or batch=N so "
                 f"that it can, for example batch={self._nearest_batch(phase, workers)}."
             )

@@ -147,6 +147,7 @@ class Phase:
     micro_batch: the largest number of examples that a worker computes at once.
     lr: the learning rate as a function of the steps done in this phase.
     length: the tokens of an example; 1 if an example has no length.
+    batch: the examples of a step; None: as many as the run says.
     """
 
     steps: int
@@ -154,6 +155,7 @@ class Phase:
     micro_batch: int
     lr: Callable[[int], float]
     length: int = 1
+    batch: int | None = None
 
     def __post_init__(self):
         for name in ("length", "steps", "warmup", "micro_batch"):
@@ -182,6 +184,15 @@ class Plan:
                 return name, phase, start
             start += phase.steps
         return name, phase, start - phase.steps
+
+    def samples(self, steps: int, batch: int) -> int:
+        """The examples of the first `steps` steps; `batch` in a step whose phase does not say."""
+        seen = 0
+        for phase in self.phases.values():
+            taken = min(steps, phase.steps)
+            seen += taken * (phase.batch or batch)
+            steps -= taken
+        return seen + steps * (phase.batch or batch)
 
     def lr(self, step: int) -> float:
         """The learning rate of the step after `step` steps."""
