@@ -21,7 +21,7 @@ N = sum(torch.Size(shape).numel() for shape in SHAPES)
 def bytes_of_all_tensors():
     """Bytes of the distinct storages of all tensors that live in this process."""
     gc.collect()
-    storages = [x.untyped_storage() for x in gc.get_objects() if isinstance(x, torch.Tensor)]
+    storages = [x.untyped_storage() for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
@@ -94,11 +94,11 @@ class Live(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.peak, self._made = 0, []
-        self._before = {data_pointer(x) for x in gc.get_objects() if isinstance(x, torch.Tensor)}
+        self._before = {data_pointer(x) for x in gc.get_objects() if issubclass(type(x), torch.Tensor)}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        self._made += [weakref.ref(x) for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        self._made += [weakref.ref(x) for x in tree_leaves(result) if issubclass(type(x), torch.Tensor)]
         self.peak = max(self.peak, self.now())
         return result
 
