@@ -94,11 +94,13 @@ class Live(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.peak, self._made = 0, []
-        self._before = {data_pointer(x) for x in gc.get_objects() if issubclass(type(x), torch.Tensor)}
+        self._before = {
+            data_pointer(x) for x in gc.get_objects() if issubclass(type(x), torch.Tensor)
+        }
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        self._made += [weakref.ref(x) for x in tree_leaves(result) if issubclass(type(x), torch.Tensor)]
+        self._made += [weakref.ref(x) for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
         self.peak = max(self.peak, self.now())
         return result
 
