@@ -763,6 +763,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Start to average a bucket's gradients before step(): (future, what `_measure` finds)."""
         bucket.check_tensors()
         self._run.meter.open()
+        self._run.with_gradient.update(p for p in bucket.params if p.grad is not None)
         with torch.no_grad():
             exchange = self._start_exchange(bucket)
             needed = self._is_compressing and self._needs_norm
